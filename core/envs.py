@@ -21,10 +21,12 @@ NUMBERS = {
     "ENGINE_ITERATION_TIMEOUT_S": Number(300.0),
     "HTTP_TIMEOUT_KEEP_ALIVE": Number(5.0, may_be_zero=True),
     "HTTP_TIMEOUT_REQUEST": Number(120.0),  # 8 MiB, the default limit of a body, at 70 kB/s
+    "IMAGE_FETCH_TIMEOUT": Number(5.0),
     "LOG_STATS_INTERVAL": Number(10.0),
     "AUDIO_FETCH_TIMEOUT": Number(10.0),
     "MAX_AUDIO_CLIP_FILESIZE_MB": Number(25.0),
     "MAX_AUDIO_DECODE_DURATION_S": Number(7200.0),
+    "MAX_IMAGE_PIXELS": Number(178_956_970.0, may_be_zero=True),  # 0: no limit; twice what Pillow warns of
     "RINGBUFFER_WARNING_INTERVAL": Number(60.0),
 }
 FLAGS = {

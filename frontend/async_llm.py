@@ -57,6 +57,7 @@ class AsyncLLM(EngineControl):
         sampling_input: the checkpoint's defaults and the server's limits of sampling parameters.
         prompts: reads prompts in all their forms.
         hearing: reads sounds; None for a model that hears none.
+        media: reads prompts with images; None where the model reads text alone.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class AsyncLLM(EngineControl):
         self.sampling_input = self._intake.sampling_input
         self.prompts = self._intake.prompts
         self.hearing = self._intake.hearing
+        self.media = self._intake.media
         self.chat_templates = ChatTemplates(tokenizer, model.name)
         self._tokenizer = tokenizer
 

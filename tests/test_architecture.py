@@ -67,7 +67,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "flags": "launch refusals",
         "text": "checkpoint",
         "helpers": "",
-        "media": "helpers keys",
+        "media": "fetching helpers keys",
         "grammar": "text helpers keys",
         "parsing": "",
         "parsing/arguments": "grammar parsing",
@@ -80,8 +80,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "io_processors": "outputs requests async_llm",
         "offline": "io_processors metrics outputs progress refusals launch text requests async_llm",
         "llm": "metrics outputs progress refusals launch text requests async_llm offline",
-        "chat": "checkpoint refusals grammar metrics outputs text parsing parsing/formats parsing/answers requests "
-        "async_llm",
+        "chat": "checkpoint refusals grammar media metrics outputs text parsing parsing/formats parsing/answers "
+        "requests async_llm",
         "http": "entry_store keys requests async_llm chat",
         "http/pages": "http",
         "http/invocations": "http http/pages",

@@ -12,6 +12,7 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.device import DeviceConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
+from quire.core.config.multimodal import MultimodalConfig
 from quire.core.config.observability import ObservabilityConfig
 from quire.core.config.parallel import ParallelConfig
 from quire.core.config.reasoning import ReasoningConfig
@@ -34,6 +35,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    multimodal: MultimodalConfig = MultimodalConfig()
 
     @classmethod
     def from_flat(cls, **options: Any) -> "EngineArgs":

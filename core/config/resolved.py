@@ -122,6 +122,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     aggregate_engine_logging: bool = False
     quantization: Quantization | None = None
     pooling: PoolingSpec | None = None  # None: the model generates
+    reads_media: bool = False  # towers for images and sounds are loaded where the model has some
     draft_model: DraftModelConfig | None = None
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
     cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one of Layout.sequence ranks keeps

@@ -115,6 +115,7 @@ class EngineProcess:
             num_stages=self._config.layout.pipeline,
             num_token_types=self._config.spec.num_token_types,
             whole_prompts=ready.whole_prompts,
+            media_spans=ready.media_spans,
         )
         self._engine = Engine(
             self._scheduler,

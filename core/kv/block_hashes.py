@@ -1,9 +1,11 @@
 """Chained hashes of the full blocks of a request, which name its pages in the prefix cache."""
 
 from array import array
+from collections.abc import Sequence
 
 from quire.core.kv.hash_functions import hash_function, root_hash
 from quire.core.kv.paged_request import PagedPrompt, PagedRequest
+from quire.core.wire.media import MediaItem
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import ROW_DIGEST_BYTES, PromptEmbeds
 
@@ -54,8 +56,8 @@ class BlockHasher:
         parent = hashes[-1] if hashes else self.root(request.prompt)
         token_bytes = array("q", request.known_tokens(start * size, num_blocks * size)).tobytes()
         stride = size * 8
-        embeds = request.prompt.embeds
-        if embeds is None and not request.prompt.prefix_spans:
+        embeds, media = request.prompt.embeds, request.prompt.media
+        if embeds is None and not media and not request.prompt.prefix_spans:
             for offset in range(0, len(token_bytes), stride):
                 parent = hash_of(parent, token_bytes[offset : offset + stride], b"")
                 hashes.append(parent)
@@ -64,6 +66,7 @@ class BlockHasher:
         for index in range(start, num_blocks):
             offset = (index - start) * stride
             extra = b"" if embeds is None else _rows(embeds, index * size, (index + 1) * size)
+            extra += _digests(media, index * size, (index + 1) * size)
             for (begin, end), digest in of_spans:
                 extra += digest if begin < (index + 1) * size and index * size < end else b""
             parent = hash_of(parent, token_bytes[offset : offset + stride], extra)
@@ -75,6 +78,7 @@ class BlockHasher:
         for span in request.prompt.prefix_spans:
             if span[0] < end and start < span[1]:
                 rows = b"" if request.prompt.embeds is None else _rows(request.prompt.embeds, *span)
+                rows += _digests(request.prompt.media, *span)
                 tokens = array("q", request.known_tokens(*span)).tobytes()
                 found.append((span, self._hash_of(b"", tokens, b"span:%d:%d:" % span + rows)))
         return found
@@ -83,3 +87,12 @@ class BlockHasher:
 def _rows(embeds: PromptEmbeds, start: int, end: int) -> bytes:
     """The digests of the rows of the prompt's tokens at positions `start` to `end`."""
     return embeds.row_digests[start * ROW_DIGEST_BYTES : end * ROW_DIGEST_BYTES]
+
+
+def _digests(media: Sequence[MediaItem], start: int, end: int) -> bytes:
+    """The images and sounds with rows among the tokens at positions `start` to `end`, and where each begins.
+
+    The tokens before tell which of an item's rows these are: their block hashes are part of the hash.
+    """
+    found = [item for item in media if item.start < end and item.first_row(start, end) is not None]
+    return b"".join(b"media%d:" % (item.start - start) + item.digest for item in found)

@@ -11,7 +11,7 @@ BlockHash = Callable[[bytes, bytes, bytes], bytes]
 
 `parent` represents all tokens before the block, and `token_bytes` has 8 bytes a token. Each has one length for all
 blocks of a pool, so different inputs never give the same bytes. `extra` represents anything else that changes
-the content (embeddings, and prefix spans).
+the content (embeddings, images and sounds, and prefix spans).
 """
 
 

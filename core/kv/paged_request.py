@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
+from quire.core.wire.media import MediaItem
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import PromptEmbeds
@@ -27,6 +28,9 @@ class PagedPrompt(Protocol):
 
     @property
     def prefix_spans(self) -> Sequence[PrefixSpan]: ...
+
+    @property
+    def media(self) -> Sequence[MediaItem]: ...
 
 
 class PlannedSnapshot(NamedTuple):

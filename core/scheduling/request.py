@@ -6,6 +6,7 @@ from enum import Enum
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.wire.encoder_input import EncodedInput
+from quire.core.wire.media import media_end
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, SequenceStart
 from quire.core.wire.row_outputs import OutputKind, PromptOutput, RequestFailure
@@ -30,6 +31,7 @@ class Prompt:
         root_hash: the parent of the first block's hash; empty until it is needed.
         prefix_spans: its tokens that see each other.
         encoder: what the model's encoder reads; None: the model has none.
+        media: its images and sounds.
     """
 
     __slots__ = (
@@ -38,6 +40,7 @@ class Prompt:
             "cache_salt",
             "embeds",
             "encoder",
+            "media",
             "prefix_spans",
             "root_hash",
             "token_ids",
@@ -51,6 +54,7 @@ class Prompt:
         self.embeds = wire.prompt_embeds
         self.token_type_ids = wire.token_type_ids
         self.encoder = wire.encoder
+        self.media = wire.media
         self.root_hash = b""
         self.block_hashes: list[bytes] = []
         self.prefix_spans = prefix_spans
@@ -79,6 +83,7 @@ class Request:
         "has_loaded",
         "max_num_output_tokens",
         "max_num_tokens",
+        "media_end",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_drafts",
@@ -141,6 +146,7 @@ class Request:
 
         self.output_token_ids = start.output_token_ids.copy()  # known ones, those of an earlier engine included
         self.num_prompt_tokens = len(prompt.token_ids)
+        self.media_end = media_end(prompt.media)
         self.max_num_output_tokens = max_num_tokens - self.num_prompt_tokens
         self.num_tokens = self.num_known_tokens
         self.num_planned_tokens = 0
@@ -278,6 +284,7 @@ class Request:
             prefix_spans=self.prompt.prefix_spans,
             encoded=self.encoded,
             rules=self.rules,
+            media=[item.without_arrays() for item in self.prompt.media],
         )
 
     def last_delta(

@@ -47,10 +47,12 @@ from quire.core.scheduling.results import Results
 from quire.core.scheduling.shares import giving_sequence
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
+from quire.core.scheduling.tower_rows import TowerRows
 from quire.core.scheduling.usable_values import UsableValues
 from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
+from quire.core.wire.media import spans_of
 from quire.core.wire.page_moves import PageMove
-from quire.core.wire.prefix_spans import undivided
+from quire.core.wire.prefix_spans import PrefixSpan, undivided
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -77,6 +79,7 @@ class Scheduler:
         clock: seconds, monotonic.
         lower_tiers: save pages that the pool evicts; None: there are none.
         whole_prompts: each prompt is one prefix span.
+        media_spans: the tokens of an image see each other.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         lower_tiers: LowerTiers | None = None,
         whole_prompts: bool = False,
+        media_spans: bool = False,
     ) -> None:
         self._limits = limits
         self._stop_conditions = StopConditions(eos_token_ids)
@@ -103,6 +107,8 @@ class Scheduler:
         is_chunked = limits.enable_chunked_prefill and not whole_prompts
         self._pace = Pace(limits.long_prefill_slowdown if is_chunked else 0.0, limits.largest_chunk)
         self._whole_prompts = whole_prompts
+        self._media_spans = media_spans
+        self._towers = TowerRows(limits.max_num_batched_tokens)
         self._kv = KVCacheManager(
             kv_groups,
             num_pages=num_pages,
@@ -150,7 +156,7 @@ class Scheduler:
     def add(self, wire: EngineRequest) -> list[RequestDelta]:
         """Queues the sequences of a request. Returns the final deltas of the sequences that are refused."""
         now = self._clock()
-        prompt = Prompt(wire, [(0, len(wire.prompt_token_ids))] if self._whole_prompts else wire.prefix_spans)
+        prompt = Prompt(wire, self._prefix_spans(wire))
         stop_ids = self._stop_conditions.stop_ids(wire.sampling)
         max_num_tokens = self._admission.max_num_tokens(wire)
         fault, overload = self._admission.fault(wire, prompt.prefix_spans), None
@@ -175,6 +181,11 @@ class Scheduler:
             self._num_arrivals += 1
             self._held.add(request)
         return refused
+
+    def _prefix_spans(self, wire: EngineRequest) -> list[PrefixSpan]:
+        if self._whole_prompts:
+            return [(0, len(wire.prompt_token_ids))]
+        return spans_of(wire.media) if self._media_spans and wire.media else wire.prefix_spans
 
     def _fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
         """The reason why one sequence of a request can never be served; None if it can."""
@@ -232,6 +243,7 @@ class Scheduler:
         plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
         sampling: list[Request] = []
         self._num_left_tokens = 0
+        self._towers.begin()
         self._share()
         self._pace.begin(is_beside_streams=bool(self._held.running and self._num_streams))
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
@@ -310,6 +322,13 @@ class Scheduler:
                 if not num_new:
                     continue
                 end = start + num_new
+            if start < request.media_end:
+                self._num_left_tokens += end
+                end = self._towers.reach(request.prompt.media, start, end)
+                self._num_left_tokens -= end
+                num_new = end - start
+                if not num_new:
+                    continue
             if end == request.max_num_tokens:
                 continue  # its last token is being sampled
             if end > request.pages_settled_until and not self._grow(request, end, plan):
@@ -321,6 +340,8 @@ class Scheduler:
             num_computed(start)
             num_scheduled(num_new)
             request.num_planned_tokens = end
+            if start < request.media_end:
+                self._towers.take(request.prompt.media, start, end, plan, self._media_in_use)
             if start < request.num_prompt_tokens:
                 totals.num_planned_prompt_tokens += request.count_prompt(start, end)
                 samples = self._plan_prompt(request, start, end, plan)
@@ -369,6 +390,8 @@ class Scheduler:
             paced = self._pace.budget(request.num_tokens, room)
             num_new = self._prefill.chunk_size(request.num_tokens - start, paced, border, num_encoded)
             num_new = self._undivided(request, start, num_new, room)
+            if start < request.media_end:
+                num_new = self._towers.reach(request.prompt.media, start, start + num_new) - start
             if not num_new:
                 break
             if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._held.running)):
@@ -376,6 +399,8 @@ class Scheduler:
                 break
             self._admit(self._held.waiting.pop(), prefix, plan)
             request.num_planned_tokens = end = start + num_new
+            if start < request.media_end:
+                self._towers.take(request.prompt.media, start, end, plan, self._media_in_use)
             self._take_snapshot(request, end)
             self._totals.num_planned_prompt_tokens += request.count_prompt(start, end)
             if not request.num_preemptions:
@@ -392,6 +417,16 @@ class Scheduler:
             self._pace.take(request.num_tokens, num_new)
             self._kv.cache_full_blocks(request)
             budget = room - num_new
+
+    def _media_in_use(self) -> set[bytes]:
+        """The images and sounds that running requests have computed some tokens of."""
+        return {
+            item.digest
+            for request in self._held.running
+            if request.num_planned_tokens < request.media_end
+            for item in request.prompt.media
+            if item.start < request.num_planned_tokens < item.end
+        }
 
     def _undivided(self, request: Request, start: int, num_tokens: int, budget: int) -> int:
         """Returns how many of a chunk's `num_tokens` tokens the step computes, so that it divides no prefix span."""
@@ -501,6 +536,7 @@ class Scheduler:
         self._kv.check_invariants(self._held.by_id.values())
         self._held.check_invariants()
         keys = [request.priority_key for request in self._held.running]
+        self._towers.check_invariants()
         assert self._is_divided or keys == sorted(keys), "priority order broken"
         for request in self._held:
             self._in_flight.check_invariants(request)

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.media import MediaItem, Modality
 from quire.core.wire.output_rules import OutputRules
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.pooling import Pooling
@@ -99,6 +100,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     rules: OutputRules | None = None  # of the checkpoint
     tenant: Tenant = Tenant()
     is_accepted: bool = False  # by an earlier engine: no queue is too full for it
+    media: list[MediaItem] = []  # of the prompt, in the order of their tokens
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -242,6 +244,8 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     kv_groups: KVGroups
     caches_prefixes: bool  # what one request has computed, another finds
     whole_prompts: bool = False  # a prompt is one prefix span: all its tokens see each other
+    reads: list[Modality] = []  # what prompts may hold besides text
+    media_spans: bool = False  # the tokens of an image see each other
 
 
 FailureCause = Literal["setting", "memory", "peer", "host", "killed", "other"]
@@ -306,16 +310,18 @@ class NewSlot(Struct, array_like=True):
     prefix_spans: list[PrefixSpan] = []  # of the prompt; a step computes all of a span, or nothing
     encoded: EncodedInput | None = None  # the encoder input's keys and values; None: the model has no encoder
     rules: OutputRules | None = None
+    media: list[MediaItem] = []  # of the prompt, without arrays: see `StepPlan.to_encode`
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
     A worker makes the moves of `moves_before`, in order. Then it applies `released`, `admitted` and `appended_pages`,
-    encodes what the admitted requests bring (`EncodedInput.content`), runs the rows, and makes the moves of
-    `moves_after`. A plan may have moves alone, or not even those: it then asks for a result as soon as a slow move is
-    done. Row i computes positions `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot
-    `slots[i]`. A row that computes position 0 begins with an empty recurrent state.
+    encodes what the admitted requests bring (`EncodedInput.content`), drops the rows of `forgotten`, makes those of
+    `to_encode`, runs the plan's rows, and makes the moves of `moves_after`. A plan may have moves alone, or not even
+    those: it then asks for a result as soon as a slow move is done. Row i computes positions
+    `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot `slots[i]`. A row that computes
+    position 0 begins with an empty recurrent state.
 
     Moves read their pages before the plan's rows write to any: a plan may save a page and give it away. The state of a
     request that continues from a snapshot comes by a move to its slot, and snapshots of states are taken by
@@ -345,6 +351,8 @@ class StepPlan(Struct, array_like=True, tag="step"):
     moves_after: list[PageMove] = []
     sampled: list[tuple[int, int]] = []  # (row, the token at its first position), which another stage has sampled
     outputs: list[tuple[int, OutputKind]] = []  # (row, kind)
+    to_encode: list[MediaItem] = []  # whose rows the towers make, for this plan and later ones
+    forgotten: list[bytes] = []  # digests of items whose rows no plan needs before they are made again
 
 
 class StepResult(Struct, array_like=True, tag="result"):
@@ -434,6 +442,8 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
     device_name: str
     kv_groups: KVGroups
     whole_prompts: bool = False  # as in `EngineReady`
+    reads: list[Modality] = []  # as in `EngineReady`
+    media_spans: bool = False
 
 
 class WorkerFailed(Struct, array_like=True, tag="failed"):

@@ -30,7 +30,7 @@ class ModelContext:
     sequences over ranks, or not. `adapters` is the place where linear layers meet those of a step's tokens;
     None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
     None: its format has none. A model that does not generate is built without its language-model head. In an
-    encoder, tokens see each other, and nothing is cached.
+    encoder, tokens see each other, and nothing is cached. If it `reads_media`, towers for images and sounds are built.
     """
 
     ops: Backend
@@ -48,6 +48,7 @@ class ModelContext:
     adapters: Adapters | None = None
     generates: bool = True
     is_encoder: bool = False
+    reads_media: bool = False
 
     @classmethod
     def of(
@@ -87,6 +88,7 @@ class ModelContext:
             adapters=adapters and Adapters(adapters, ops, dtype, device),
             generates=config.pooling is None and not spec.is_encoder,
             is_encoder=spec.is_encoder,
+            reads_media=config.reads_media,
         )
 
     @property

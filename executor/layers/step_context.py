@@ -30,10 +30,12 @@ class InputEmbeds(NamedTuple):
     Attributes:
         places: [num_rows] int64; indices into the step's tokens.
         rows: [num_rows, hidden], in the model's dtype.
+        deep: [num_layers, num_rows, hidden], added to the outputs of the first layers; None: nothing is.
     """
 
     places: Tensor
     rows: Tensor
+    deep: Tensor | None = None
 
 
 class Wanted(NamedTuple):
@@ -72,7 +74,8 @@ class StepContext:
     """One step of a model.
 
     Attributes:
-        positions: [num_tokens] int64; each token's place in its sequence.
+        positions: [num_tokens] int64; each token's place in its sequence, or the one that its rotation is by: in some
+            models, an image takes fewer places than tokens.
         caches: by layer that the rank builds.
         attention: by KV group, the places that each token reads and writes; of the kind "cross", that it reads.
         shard_view: the tokens' view of this rank's part of the positions; None: it has all.
@@ -84,6 +87,8 @@ class StepContext:
         taps: the outputs of layers that are read; None: no layer's is.
         selection: the tokens that the last layer with an indexer attended to, for layers that share its selection.
         token_types: [num_tokens] int64, the segment of each token; None: all are of the first.
+        rotary_positions: [3, num_tokens] int64, the places of tokens in time, height and width; None: `positions` are
+            all three.
         encoder_slots: in a step of the encoder, by KV group of the kind "cross", [num_tokens] int64: the places of the
             keys and values that the decoder's layers keep of its output.
     """
@@ -105,6 +110,7 @@ class StepContext:
         sequences: AttentionBatch | None = None,
         token_types: Tensor | None = None,
         encoder_slots: Mapping[int, Tensor] = {},
+        rotary_positions: Tensor | None = None,
     ) -> None:
         self.positions = positions
         self.caches = caches
@@ -119,6 +125,7 @@ class StepContext:
         self.selection: Selection | None = None
         self.token_types = token_types
         self.encoder_slots = encoder_slots
+        self.rotary_positions = rotary_positions
         self._sequences = sequences
         self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}

@@ -1,10 +1,11 @@
 """The interface of a model, as the model runner sees it."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from quire.core.wire.media import MediaItem, Modality
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
@@ -17,8 +18,11 @@ __all__ = [
     "LayerCache",
     "LayerState",
     "LayerTaps",
+    "MediaRows",
+    "MediaSupport",
     "Model",
     "ModelContext",
+    "ReadsMedia",
     "ShardView",
     "StagedModel",
     "StepContext",
@@ -82,4 +86,48 @@ class StagedModel(Model, Protocol):
 
     def handover_size(self, hidden_size: int) -> int:
         """Counts the values of each token in such a message; `hidden_size` is the model's."""
+        ...
+
+
+class MediaSupport(NamedTuple):
+    """What a model reads besides text.
+
+    Attributes:
+        modalities: kinds of items.
+        sees_both_ways: the tokens of an image see each other.
+    """
+
+    modalities: Sequence[Modality]
+    sees_both_ways: bool = False
+
+
+class MediaRows(NamedTuple):
+    """What a tower makes of one item.
+
+    Attributes:
+        rows: [num_rows, hidden], in place of the embeddings of the item's tokens.
+        deep: [num_layers, num_rows, hidden], added to the outputs of the first layers; None: nothing is.
+    """
+
+    rows: Tensor
+    deep: Tensor | None = None
+
+
+@runtime_checkable
+class ReadsMedia(Model, Protocol):
+    """A model with towers for images or sounds."""
+
+    @property
+    def media(self) -> MediaSupport | None:
+        """What its towers read; None: they were left out."""
+        ...
+
+    def encode_media(self, item: MediaItem) -> MediaRows:
+        """Runs an item through its tower."""
+        ...
+
+    def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
+        """Returns the places in time, height and width that a prompt's tokens are rotated by, [3, num_tokens] int64 on
+        the host; None if each token's three places are its position.
+        """
         ...

@@ -105,6 +105,8 @@ class MultiProcExecutor:
             caches_prefixes=self._config.limits.enable_prefix_caching
             and shares_prefixes(kv_groups, whole_prompts=loaded[0].whole_prompts),
             whole_prompts=loaded[0].whole_prompts,
+            reads=loaded[0].reads,
+            media_spans=loaded[0].media_spans,
         )
 
     def submit(self, plan: StepPlan) -> None:

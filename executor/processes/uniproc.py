@@ -121,6 +121,8 @@ class UniProcExecutor:
             caches_prefixes=self._config.limits.enable_prefix_caching
             and shares_prefixes(ready.kv_groups, whole_prompts=ready.whole_prompts),
             whole_prompts=ready.whole_prompts,
+            reads=ready.reads,
+            media_spans=ready.media_spans,
         )
 
     def submit(self, plan: StepPlan) -> None:

@@ -70,6 +70,7 @@ class DecodeInputs:
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
         has_first_rows: states have first rows (`LayerState`), so a step in which a sequence begins is none of these.
         encoded: the encoder inputs that rows attend to; None: the model has no encoder.
+        shifts: [max_num_seqs] int64, by slot, added to the positions of tokens; None: none is.
         sampler: chooses tokens inside of recordings; None: none has it.
     """
 
@@ -80,12 +81,14 @@ class DecodeInputs:
         *,
         has_first_rows: bool = False,
         encoded: EncodedInputs | None = None,
+        shifts: np.ndarray | None = None,
         sampler: RecordedSampler | None = None,
     ) -> None:
         self._table = table
         self._choose_shape = choose_shape
         self._has_first_rows = has_first_rows
         self._encoded = encoded
+        self._shifts = shifts
         self._sampler = sampler
         self._max_rows = min(table.max_num_seqs, MAX_ROWS)
         rows = choose_shape(self._max_rows, 1).num_rows
@@ -141,6 +144,8 @@ class DecodeInputs:
             on_host, to_copy = views.cross_lens
             self._encoded.fill(plan.slots, on_host, views.cross_tables)
             to_copy[:] = on_host
+        if self._shifts is not None:
+            positions += self._shifts[slots]
         for rest, value in views.padding:
             rest[:] = value
         num_bytes = views.num_bytes

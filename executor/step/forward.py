@@ -154,6 +154,7 @@ class Forward:
             hands_over=not self._stage.is_last,
             sequences=self._ops.sequence_batch(batch.query_lens, batch.token_ids.device) if batch.is_uncached else None,
             token_types=batch.token_types,
+            rotary_positions=batch.rotary_positions,
         )
 
     def _wanted(self, batch: InputBatch) -> Wanted:

@@ -86,6 +86,8 @@ class InputBatch:
         cross: by KV group of the kind "cross", what the rows attend to.
         unread: where the device finds `token_ids`. None: they are read.
         chosen: the rows, with padding, whose tokens a recording may choose; None: it may not.
+        is_shifted: `positions` are not what the plan has.
+        rotary_positions: [3, num_tokens] int64, on the device; see `StepContext`.
     """
 
     token_ids: torch.Tensor
@@ -106,6 +108,8 @@ class InputBatch:
     cross: Sequence[CrossRows] = ()
     unread: UnreadTokens | None = None
     chosen: ChosenRows | None = None
+    is_shifted: bool = False
+    rotary_positions: torch.Tensor | None = None
 
     def read_token_ids(self) -> torch.Tensor:
         """Returns `token_ids`, as the request table has them when the device comes here."""

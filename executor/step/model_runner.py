@@ -159,5 +159,5 @@ class ModelRunner:
 def _is_plain(inputs: Inputs) -> bool:
     """Returns True if token ids and positions are all that a step reads, and its rows may be cut anywhere."""
     batch = inputs.batch
-    is_whole = batch.prefix_spans is not None or bool(batch.cross)
+    is_whole = batch.prefix_spans is not None or bool(batch.cross) or batch.is_shifted
     return not is_whole and inputs.input_embeds is None and batch.token_types is None

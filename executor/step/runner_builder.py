@@ -26,6 +26,7 @@ from quire.executor.step.forward import Forward
 from quire.executor.step.heads.head import Heads
 from quire.executor.step.heads.pooler import Pooler, TokenVectors
 from quire.executor.step.heads.prompt_scorer import PromptScorer
+from quire.executor.step.media_inputs import MediaInputs
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.page_tiers import CachePages, PageTier, SlotStates
@@ -109,6 +110,7 @@ def build_runner(
     )
     embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
     token_types = TokenTypes(table.device)
+    media = MediaInputs.of(model, config.limits.max_num_seqs, table.device)
     is_cached = bool(table.block_tables or memory.states)
     has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
     decode_inputs = None
@@ -118,6 +120,7 @@ def build_runner(
             recorded.choose_shape,
             has_first_rows=has_first_rows,
             encoded=memory.encoded,
+            shifts=None if media is None else media.shifts,
             sampler=recorded_sampler,
         )
 
@@ -126,11 +129,12 @@ def build_runner(
             table,
             embedded,
             token_types,
-            [table, embedded, token_types, *([] if memory.encoded is None else [memory.encoded]), *others],
+            [table, embedded, token_types, *(each for each in (memory.encoded, media) if each is not None), *others],
             _page_moves(memory, config.limits.block_size, may_outlast_steps=config.layout.num_workers == 1),
             decode_inputs,
             has_states=bool(memory.states),
             encoded=memory.encoded,
+            media=media,
         )
 
     if not stage.is_last:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch.nn.functional import pad
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.models.base import InputEmbeds
@@ -12,6 +14,7 @@ from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.encoded_inputs import EncodedInputs, EncoderBatch
 from quire.executor.step.input_batch import InputBatch, build_input_batch
+from quire.executor.step.media_inputs import MediaInputs
 from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.slot_state import SlotState
@@ -44,6 +47,7 @@ class StepInputs:
         decode_inputs: None where a rank computes or keeps a part of each sequence, whose inputs have no fixed place.
         has_states: the rank has recurrent layers.
         encoded: of a model with an encoder; one of `slot_states`.
+        media: of a model with towers; one of `slot_states`.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class StepInputs:
         *,
         has_states: bool = False,
         encoded: EncodedInputs | None = None,
+        media: MediaInputs | None = None,
     ) -> None:
         self.table = table
         self._embedded = embedded
@@ -66,15 +71,22 @@ class StepInputs:
         self._decode_inputs = decode_inputs
         self._has_states = has_states
         self._encoded = encoded
+        self._media = media
 
     def build(self, plan: StepPlan) -> Inputs | None:
         """Applies the changes of `plan` to the slots; returns its rows, or None if it has none."""
         self._apply(plan)
+        if self._media is not None:
+            self._media.encode(plan)
         if not plan.slots:
             return None
-        decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
+        has_rows = self._media is not None and self._media.are_pending(plan)
+        decode = None if self._decode_inputs is None or has_rows else self._decode_inputs.build(plan)
         input_embeds = self._embedded.rows(plan) if self._embedded.pending else None
         batch = decode or self._build(plan)
+        if self._media is not None:
+            input_embeds = _joined(input_embeds, self._media.rows(plan) if has_rows else None)
+            batch = self._media.place(plan, batch)
         if self._token_types.pending:
             batch = dataclasses.replace(batch, token_types=self._token_types.rows(plan))
         to_encode = None if self._encoded is None else self._encoded.take_batch()
@@ -107,3 +119,13 @@ class StepInputs:
             positions = np.array([plan.num_computed[row] for row, _ in plan.sampled])
             token_ids = to_device(np.array([token for _, token in plan.sampled]), self.table.device)
             self.table.write(slots, positions, token_ids)
+
+
+def _joined(own: InputEmbeds | None, others: InputEmbeds | None) -> InputEmbeds | None:
+    """Returns the rows of prompts that are embeddings, and those of images in other prompts."""
+    if own is None or others is None:
+        return others if own is None else own
+    deep = others.deep
+    if deep is not None:
+        deep = pad(deep, (0, 0, len(own.rows), 0))
+    return InputEmbeds(torch.cat((own.places, others.places)), torch.cat((own.rows, others.rows)), deep)

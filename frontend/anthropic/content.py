@@ -4,8 +4,10 @@ import json
 from typing import Any
 
 from quire.core.errors import ParameterError
+from quire.frontend.chat.media_parts import image_part
 
 _MEDIA = ("image", "document", "container_upload")
+"""Types of blocks that have no text; images are read in messages of the user alone."""
 _UNREADABLE = "redacted_thinking"
 """Type of encrypted thinking. Only the server that encrypted it can read it; this server encrypts none. A client that
 changes servers within a conversation sends it with the rest of the turn. The prompt leaves it out, as in vLLM: a
@@ -50,7 +52,7 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
         return [{"role": role, "content": content}]
     where = f"messages[{index}].content"
     results: list[dict[str, Any]] = []
-    texts: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []  # and images
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for number, block in enumerate(content):
@@ -58,6 +60,8 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
         kind = block.get("type")
         if kind == "text":
             texts.append({"type": "text", "text": _string(block, "text", at)})
+        elif kind == "image" and role == "user":
+            texts.append(_image(block, at))
         elif kind == "thinking" and role == "assistant":
             thoughts.append(_string(block, "thinking", at))
         elif kind == "tool_use" and role == "assistant":
@@ -81,7 +85,21 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
 
 def _simple(texts: list[dict[str, Any]]) -> Any:
     """A single text as a string, which every template can read; else the parts unchanged."""
-    return texts[0]["text"] if len(texts) == 1 else texts
+    return texts[0]["text"] if len(texts) == 1 and texts[0]["type"] == "text" else texts
+
+
+def _image(block: dict[str, Any], at: str) -> dict[str, Any]:
+    """An image as a part of a chat message; its source is an address, or data."""
+    source, param = block.get("source"), f"{at}.source"
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(source, dict) and kind == "url":
+        return image_part(_string(source, "url", param), "image", param)
+    if isinstance(source, dict) and kind == "base64":
+        data = f"data:{_string(source, 'media_type', param)};base64,{_string(source, 'data', param)}"
+        return image_part(data, "image", param)
+    if kind == "file":
+        raise ParameterError(f"{param} names a file, and none are kept here; send its data.", param="messages")
+    return image_part(None, "image", param)
 
 
 def _call(block: dict[str, Any], at: str) -> dict[str, Any]:

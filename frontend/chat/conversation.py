@@ -61,7 +61,7 @@ class Conversations:
         )
         counts = parsers.reads_calls and engine.metrics is not None
         self.searches = ToolCallSearches(engine.model.name) if counts else None
-        self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)
+        self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config, engine.media)
         self._prompts = PromptRendering(engine)
         self._template_variables = config.template_variables
         self._reader = AnswerReader(

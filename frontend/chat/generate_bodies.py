@@ -47,6 +47,11 @@ class PromptRendering:
                 "Prompts of models with an encoder are not rendered: token ids name no side. Send the prompt itself.",
                 param=param,
             )
+        if prompt.media:
+            raise ParameterError(
+                "Prompts with images are not rendered: such a body has no place for them. Send the prompt itself.",
+                param=param,
+            )
         text, token_ids = prompt.text, prompt.token_ids
         offsets = None
         if text is not None and wants_offsets:

@@ -1,14 +1,18 @@
 """Renders a conversation into its prompt: the chat template's text, and the text's tokens."""
 
 import asyncio
+from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.config import ChatConfig
+from quire.frontend.chat.media_parts import refuse_media, take_media
 from quire.frontend.parsing.answers.parsers import OutputParsers
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
+from quire.frontend.requests.media_prompts import MediaPrompts
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.text.chat_templates import ChatTemplates
+from quire.frontend.text.content_forms import Placeholders
 
 INLINE_CHARACTERS = 32_768
 """Longer conversations are rendered in a thread (a fraction of a millisecond for this many)."""
@@ -22,15 +26,22 @@ class Renderer:
         tokenizer: makes token ids of a template's text.
         parsers: give ids of calls in the form that the model's template accepts.
         config: the server's own template, and whether clients may send theirs.
+        media: reads conversations with images; None where the model reads text alone.
     """
 
     def __init__(
-        self, templates: ChatTemplates, tokenizer: AsyncTokenizer, parsers: OutputParsers, config: ChatConfig
+        self,
+        templates: ChatTemplates,
+        tokenizer: AsyncTokenizer,
+        parsers: OutputParsers,
+        config: ChatConfig,
+        media: MediaPrompts | None = None,
     ) -> None:
         self._templates = templates
         self._tokenizer = tokenizer
         self._parsers = parsers
         self._config = config
+        self._media = media
         self._own_template = config.read_chat_template()
 
     async def render(self, chat: ChatInput, *, must_fit: bool = True) -> Prompt:
@@ -43,14 +54,25 @@ class Renderer:
         Raises:
             ParameterError: the conversation cannot be rendered, by field; the rendered text is called `prompt`.
         """
-        if chat.num_characters > INLINE_CHARACTERS:
-            text = await asyncio.to_thread(self._write, chat)
+        messages, parts, placeholders = chat.messages, [], Placeholders()
+        if self._media is None:
+            refuse_media(messages)
         else:
-            text = self._write(chat)
+            messages, parts = take_media(messages)
+        if self._media is not None and parts:
+            self._media.reader.check(parts)
+            texts = await self._media.reader.placeholders()
+            placeholders = Placeholders(texts, self._media.reader.interleaves)
+        if chat.num_characters > INLINE_CHARACTERS:
+            text = await asyncio.to_thread(self._write, chat, messages, placeholders)
+        else:
+            text = self._write(chat, messages, placeholders)
         special = chat.add_special_tokens
+        if self._media is not None and parts:
+            return await self._media.read(text, parts, add_special_tokens=special, must_fit=must_fit, param="messages")
         return Prompt(text, await self._tokenizer.tokenize(text, add_special_tokens=special, must_fit=must_fit))
 
-    def _write(self, chat: ChatInput) -> str:
+    def _write(self, chat: ChatInput, messages: list[dict[str, Any]], placeholders: Placeholders) -> str:
         config = self._config
         if chat.chat_template is not None and not config.trust_request_chat_template:
             raise ParameterError(
@@ -60,7 +82,7 @@ class Renderer:
             )
         leaves_tools_out = chat.tools.choice.mode == "none" and config.exclude_tools_when_tool_choice_none
         return self._templates.render(
-            self._parsers.readable(chat.messages),
+            self._parsers.readable(messages),
             tools=None if leaves_tools_out else chat.tools.described,
             documents=chat.documents,
             add_generation_prompt=chat.add_generation_prompt,
@@ -68,4 +90,5 @@ class Renderer:
             chat_template=chat.chat_template or self._own_template,
             content_format=config.chat_template_content_format,
             chat_template_kwargs={**chat.request_variables, **config.template_variables(chat)},
+            placeholders=placeholders,
         )

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs
+from quire.core.config.multimodal import MultimodalConfig
 from quire.core.config.reasoning import ReasoningConfig
 from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
@@ -29,6 +30,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     decoder: DecoderRules | None = None  # of a decoder that attends to an encoder; None: the model has no encoder
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
     reasoning: ReasoningConfig = ReasoningConfig()
+    multimodal: MultimodalConfig = MultimodalConfig()
 
     @property
     def name(self) -> str:
@@ -68,4 +70,5 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             decoder=read_rules_of_decoder(folder, args.model),
             structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
             reasoning=args.reasoning,
+            multimodal=args.multimodal,
         )

@@ -31,9 +31,18 @@ def limited(num_bytes: int, cpu_seconds: float) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def is_large() -> bool:
-    """Returns True if the process holds so much memory that another one should take its place."""
-    return psutil.Process().memory_info().rss > _LARGE_BYTES
+def held_bytes() -> int:
+    """The memory of the process."""
+    return psutil.Process().memory_info().rss
+
+
+def is_large(own_bytes: int = 0) -> bool:
+    """Returns True if the process holds so much memory that another one should take its place.
+
+    Args:
+        own_bytes: what another one would hold, too.
+    """
+    return held_bytes() > own_bytes + _LARGE_BYTES
 
 
 def run_helper(serve: Callable[[socket.socket], None]) -> None:

@@ -27,6 +27,7 @@ from quire.frontend.launch.layout import (
     layout_of,
     served_engines,
 )
+from quire.frontend.launch.media import reads_media
 from quire.frontend.launch.pipeline_stages import divide_layers
 from quire.frontend.launch.pooling import resolve_pooling
 
@@ -86,6 +87,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         seed=args.model.seed,
         quantization=_quantization(args),
         pooling=pooling,
+        reads_media=pooling is None and reads_media(args.multimodal, spec, layout),
         expert_placement=expert_placement(args.parallel),
         cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,

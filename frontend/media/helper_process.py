@@ -11,16 +11,24 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from quire.frontend.helpers.frames import framed, receive
-from quire.frontend.helpers.helper_side import is_large, limited, run_helper
+from quire.frontend.helpers.helper_side import held_bytes, is_large, limited, run_helper
 from quire.frontend.media.errors import MediaError
-from quire.frontend.media.messages import MediaQuestion, MediaRefused, MediaSetup, ReadSound
+from quire.frontend.media.messages import DescribeImages, MediaQuestion, MediaRefused, MediaSetup, ReadImage, ReadSound
 
-READERS: dict[type[Struct], str] = {ReadSound: "quire.frontend.media.sounds.reader:SoundReader"}
+_SMALL_BYTES = 256 * 2**20
+"""Of a process with few libraries: those that images need take more."""
+
+_IMAGES = "quire.frontend.media.images.reader:ImageReader"
+READERS: dict[type[Struct], str] = {
+    ReadSound: "quire.frontend.media.sounds.reader:SoundReader",
+    DescribeImages: _IMAGES,
+    ReadImage: _IMAGES,
+}
 """Import paths by question, because a reader is imported when it is first needed."""
 
 
 class Reader(Protocol):
-    """Answers questions of one type. Its construction loads libraries, and is not limited."""
+    """Answers questions of some types. Its construction loads libraries, and is not limited."""
 
     def __init__(self, folder: str) -> None: ...
 
@@ -34,19 +42,21 @@ class Readers:
 
     def __init__(self, setup: MediaSetup) -> None:
         self._setup = setup
-        self._readers: dict[type[Struct], Reader] = {}
+        self._readers: dict[str, Reader] = {}  # by import path
+        self._own_bytes = 0  # with the libraries
 
     def prepare(self, question: Struct) -> None:
         """Loads the libraries that the question needs, outside of the limits that apply to its data."""
-        kind = type(question)
-        if kind not in self._readers:
-            self._readers[kind] = pkgutil.resolve_name(READERS[kind])(self._setup.folder)
+        path = READERS[type(question)]
+        if path not in self._readers:
+            self._readers[path] = pkgutil.resolve_name(path)(self._setup.folder)
+            self._own_bytes = max(0, held_bytes() - _SMALL_BYTES)
 
     def answer(self, question: Struct) -> Struct:
         """The reader's answer, or a refusal if the data or the limit of memory says no."""
         try:
             with limited(self._setup.limit_bytes, self._setup.limit_cpu_seconds):
-                answer = self._readers[type(question)].read(question)
+                answer = self._readers[READERS[type(question)]].read(question)
         except MediaError as error:
             answer = MediaRefused(str(error))
         except MemoryError:
@@ -54,7 +64,7 @@ class Readers:
         except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
             # Errors that malformed data may cause in a library.
             answer = MediaRefused(f"cannot be decoded ({type(error).__name__}: {str(error)[:200]})")
-        answer.is_large = is_large()
+        answer.is_large = is_large(self._own_bytes)
         return answer
 
 
@@ -66,7 +76,7 @@ def serve(connection: socket.socket) -> None:
     """
     readers = Readers(receive(connection, MediaSetup))
     while True:
-        question = receive(connection, MediaQuestion)
+        question = receive(connection, MediaQuestion)  # type: ignore[arg-type]
         refusal: MediaRefused | None = None
         try:
             readers.prepare(question)

@@ -3,7 +3,11 @@
 A new kind of media is a question here, its answer, and a reader in `helper_process.READERS`.
 """
 
+from typing import Any
+
 from msgspec import Struct
+
+from quire.core.wire.media import Array
 
 
 class MediaSetup(Struct, array_like=True, tag="setup"):
@@ -40,6 +44,46 @@ class Sound(Struct, array_like=True, tag="sound"):
     is_large: bool = False  # the helper uses much memory, and should be replaced
 
 
+class Pixels(Struct, array_like=True, frozen=True):
+    """The form of an image without a file's format: its mode in Pillow's words, and its size."""
+
+    mode: str
+    width: int
+    height: int
+
+
+class DescribeImages(Struct, array_like=True, tag="describe_images"):
+    """Asks what the model's processor makes of images. The answer is an `ImageFacts`."""
+
+
+class ImageFacts(Struct, array_like=True, tag="image_facts"):
+    """How images stand in prompts."""
+
+    placeholder: str = ""  # what a text has for an image, before it is expanded
+    token_id: int = -1  # stands for one of the tower's rows
+    fault: str = ""  # why images cannot be read; empty if they can
+    is_large: bool = False
+
+
+class ReadImage(Struct, array_like=True, tag="image"):
+    """An image, as a file or as pixels. The answer is a `ReadyImage`."""
+
+    data: bytes  # of a file, or the rows of `pixels`
+    pixels: Pixels | None
+    max_pixels: int  # larger images are refused; 0: no limit
+    options: dict[str, Any] = {}  # keywords of the processor
+
+
+class ReadyImage(Struct, array_like=True, tag="ready_image"):
+    """An image as the tower reads it, and the text that replaces its placeholder."""
+
+    text: str
+    num_rows: int  # tokens of the text that the tower makes rows for
+    facts: dict[str, Array]  # see `MediaItem`
+    arrays: dict[str, Array]
+    is_large: bool = False
+
+
 class MediaRefused(Struct, array_like=True, tag="refused"):
     """The data is not what it should be. `message` is a sentence's end, such as "is no sound file"."""
 
@@ -47,5 +91,5 @@ class MediaRefused(Struct, array_like=True, tag="refused"):
     is_large: bool = False
 
 
-MediaQuestion = ReadSound
-MediaAnswer = Sound | MediaRefused
+MediaQuestion = ReadSound | DescribeImages | ReadImage
+MediaAnswer = Sound | ImageFacts | ReadyImage | MediaRefused

@@ -1,11 +1,12 @@
 """The forms of a prompt that callers may pass, and `Prompt`, the form after reading."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.core.errors import ParameterError
 from quire.core.wire.encoder_input import Features
 from quire.core.wire.field_types import plain_numbers
+from quire.core.wire.media import MediaItem
 from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
 
@@ -17,10 +18,15 @@ ReadEmbeds = Callable[[Any, int], tuple[PromptEmbeds, int]]
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. Only requests with the same `cache_salt` share pages in the prefix cache."""
+    """A prompt as text. Only requests with the same `cache_salt` share pages in the prefix cache.
+
+    `multi_modal_data` has its images, by kind; the text has a placeholder for each.
+    """
 
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
+    multi_modal_uuids: NotRequired[dict[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -29,6 +35,8 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
+    multi_modal_uuids: NotRequired[dict[str, Any]]
 
 
 class EmbedsPrompt(TypedDict):
@@ -75,7 +83,7 @@ class Prompt(NamedTuple):
 
     `token_type_ids` are the segments of its tokens, of a pair of texts; None: all are of the first. If the model has an
     encoder, the prompt is the decoder's, and `encoder` is what the encoder reads. The mean of its tokens leaves the
-    first `num_lead_tokens` out.
+    first `num_lead_tokens` out. `media` are its images, with their places among the tokens.
     """
 
     text: str | None
@@ -85,6 +93,7 @@ class Prompt(NamedTuple):
     token_type_ids: list[int] | None = None
     encoder: EncoderPrompt | None = None
     num_lead_tokens: int = 0
+    media: Sequence[MediaItem] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from quire.core.errors import ParameterError
+from quire.frontend.media.sources import MediaPart
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.media_prompts import MediaPrompts, parts_of
 from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, is_explicit, split_prompt
 from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import Truncation
@@ -22,15 +24,23 @@ class PromptReader:
         limit: the length of the model's context.
         vocab_size: rows of the model's embedding; ids at and above it are refused.
         read_embeds: reads prompts that are embeddings; None refuses them.
+        media: reads prompts with images; None refuses them.
     """
 
     def __init__(
-        self, tokenizer: AsyncTokenizer, limit: ContextLimit, *, vocab_size: int, read_embeds: ReadEmbeds | None = None
+        self,
+        tokenizer: AsyncTokenizer,
+        limit: ContextLimit,
+        *,
+        vocab_size: int,
+        read_embeds: ReadEmbeds | None = None,
+        media: MediaPrompts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._limit = limit
         self._vocab_size = vocab_size
         self._read_embeds = read_embeds
+        self._media = media
 
     async def read(
         self, prompt: PromptLike | Prompt, *, add_special_tokens: bool = True, must_fit: bool = True
@@ -56,10 +66,30 @@ class PromptReader:
         check_salt(cache_salt)
         if isinstance(prompt, dict) and (embeds := prompt.get("prompt_embeds")) is not None:
             return await self._embedded(embeds, Prompt(text, [], cache_salt))
+        if parts := parts_of(prompt):
+            return await self._with_media(text, token_ids, parts, cache_salt, add_special_tokens, must_fit)
         if token_ids is None:
             assert text is not None
             token_ids = await self._tokenizer.tokenize(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
         return self._checked(Prompt(text, token_ids, cache_salt))
+
+    async def _with_media(
+        self,
+        text: str | None,
+        token_ids: list[int] | None,
+        parts: list[MediaPart],
+        cache_salt: str | None,
+        add_special_tokens: bool,
+        must_fit: bool,
+    ) -> Prompt:
+        if self._media is None:
+            raise ParameterError("This model reads text only; leave multi_modal_data out.", param="multi_modal_data")
+        if token_ids is not None:
+            prompt = await self._media.read_ids(token_ids, parts)
+        else:
+            assert text is not None
+            prompt = await self._media.read(text, parts, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        return self._checked(prompt._replace(text=text, cache_salt=cache_salt))
 
     async def _embedded(self, value: Any, prompt: Prompt) -> Prompt:
         if self._read_embeds is None:
@@ -95,6 +125,12 @@ class PromptReader:
         kept = self.part(prompt.token_ids, prompt, truncation, max_tokens, has_special_tokens=has_special_tokens)
         if kept is prompt.token_ids:
             return prompt
+        if prompt.media:
+            raise ParameterError(
+                f"The prompt has {len(prompt.token_ids)} tokens, and one with images is not cut: shorten it, or leave "
+                "truncate_prompt_tokens out.",
+                param="truncate_prompt_tokens",
+            )
         lead = 0 if (truncation.side or truncation.text_side) == "left" else prompt.num_lead_tokens
         return prompt._replace(text=None, token_ids=kept, num_lead_tokens=lead)
 

@@ -82,6 +82,7 @@ class RequestBuilder:
             encoder=_encoder_input(prompt),
             rules=None if rules is None else output_rules(rules, prompt.token_ids, sampling, max_tokens),
             tenant=submission.tenant,
+            media=list(prompt.media),
         )
 
 

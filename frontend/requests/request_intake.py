@@ -14,6 +14,7 @@ from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.hearing import Hearing
+from quire.frontend.media.reader import MediaReader
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
@@ -21,6 +22,7 @@ from quire.frontend.requests.beam_search import BeamSearch, check_beams
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.encoder_prompts import EncoderDecoderReader
+from quire.frontend.requests.media_prompts import MediaPrompts
 from quire.frontend.requests.pooling_input import PoolingInput
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
@@ -59,6 +61,7 @@ class RequestIntake:
         pooling: settles the parameters of requests for vectors.
         running: the requests that the engine works on.
         hearing: reads sounds; None for a model that hears none.
+        media: reads prompts with images; None where the model has none.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class RequestIntake:
         self.hearing: Hearing | None = None
         if config.spec.encoder is not None and config.spec.encoder.reads_features:
             self.hearing = Hearing(MediaDecoder(config.spec.path), config.spec.encoder)
+        self.media = self._media_prompts(config, model)
         self.prompts = self._prompt_reader(config.spec, model)
         self.running = RunningRequests(
             client,
@@ -101,6 +105,13 @@ class RequestIntake:
             takes_priority=config.limits.policy == "priority",
             metrics=metrics,
         )
+
+    def _media_prompts(self, config: EngineConfig, model: ServedModel) -> MediaPrompts | None:
+        if not config.reads_media or self._tokenizer is None:
+            return None
+        decoder = MediaDecoder(config.spec.path)
+        reader = MediaReader(config.spec.path, model.multimodal, decoder, lambda: self._client.ready[0].reads)
+        return MediaPrompts(reader, self.async_tokenizer)
 
     def _prompt_reader(self, spec: ModelSpec, model: ServedModel) -> PromptReader:
         if self.hearing is not None and model.decoder is not None:
@@ -124,6 +135,7 @@ class RequestIntake:
             self.limit,
             vocab_size=spec.vocab_size,
             read_embeds=embeds_reader(spec.hidden_size) if model.takes_embeds else None,
+            media=self.media,
         )
 
     def close(self) -> None:
@@ -131,6 +143,8 @@ class RequestIntake:
         self.async_tokenizer.close()
         if self.hearing is not None:
             self.hearing.close()
+        if self.media is not None:
+            self.media.reader.close()
 
     async def open_stream(self, submission: GivenSubmission) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.

@@ -12,7 +12,16 @@ import msgspec
 
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
-from quire.frontend.text.content_forms import ContentForms, Form, Message, written
+from quire.frontend.text.content_forms import (
+    MEDIA_TYPE,
+    ContentForms,
+    Form,
+    MediaMark,
+    Message,
+    Part,
+    Placeholders,
+    written,
+)
 from quire.frontend.text.template_sandbox import SandboxedTemplate
 
 logger = get_logger(__name__)
@@ -79,6 +88,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         content_format: Literal["auto", "string", "openai"] = "auto",
         variables: dict[str, Any] | None = None,
+        placeholders: Placeholders = Placeholders(),
     ) -> str:
         """Renders the prompt.
 
@@ -87,6 +97,7 @@ class ChatTemplate:
             continue_final_message: leave the last message open, so that the model continues it.
             content_format: the form of contents; "auto" finds which the template reads, see `ContentForms`.
             variables: more variables for the template, such as `enable_thinking`.
+            placeholders: what stands for images where a content is a string.
 
         Raises:
             ParameterError: the messages cannot be rendered; the text includes the template's own message, if any.
@@ -108,7 +119,7 @@ class ChatTemplate:
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        self._write_contents(plain, content_format, context)
+        self._write_contents(plain, content_format, context, placeholders)
         if continue_final_message:
             _mark_end(plain)
         try:
@@ -118,9 +129,13 @@ class ChatTemplate:
         return _cut_at_mark(prompt) if continue_final_message else prompt
 
     def _write_contents(
-        self, messages: list[Message], content_format: Literal["auto", "string", "openai"], context: dict[str, Any]
+        self,
+        messages: list[Message],
+        content_format: Literal["auto", "string", "openai"],
+        context: dict[str, Any],
+        placeholders: Placeholders,
     ) -> None:
-        """Gives each content, a string or a list of texts, the form that the template reads."""
+        """Gives each content, a string or a list of texts and marks of images, the form that the template reads."""
 
         def render(others: Sequence[Message]) -> str:
             return self._template.render({**context, "messages": others}, seconds=PROBE_SECONDS)
@@ -128,26 +143,27 @@ class ChatTemplate:
         forms = []
         for index, message in enumerate(messages):
             content = message["content"]
-            texts: list[str] = content if isinstance(content, list) else [content]
+            parts: list[Part] = content if isinstance(content, list) else [content]
+            texts = [each for each in parts if isinstance(each, str)]
             form: Form = "string"
             if content_format == "openai" and isinstance(content, list):
                 form = "parts"
-            elif content_format != "string" and any(texts):
+            elif content_format != "string" and any(parts):
                 form = self._forms.choose(messages, index, texts, render)
-            forms.append(written(texts, form))
+            forms.append(written(parts, form, placeholders))
         for message, content in zip(messages, forms, strict=True):
             message["content"] = content
 
 
 def _prepare(message: Message, index: int) -> None:
-    """Gives `message`, a plain copy, what templates expect; its content becomes a string or a list of texts."""
+    """Gives `message`, a plain copy, what templates expect; a content becomes a string or a list of texts and marks."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ParameterError(f"messages[{index}] must be an object with a role.", param="messages")
     content = message.get("content")
     if content is None:
         message["content"] = ""
     elif isinstance(content, list):
-        message["content"] = [_part_text(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]
+        message["content"] = [_part(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]
     elif not isinstance(content, str):
         raise ParameterError(f"messages[{index}].content must be a string or a list of parts.", param="messages")
     reasoning = message.get("reasoning_content", message.get("reasoning"))
@@ -169,10 +185,12 @@ def _plain(value: Any) -> Any:
         raise ParameterError(f"The messages must be plain JSON data: {error}.", param="messages") from None
 
 
-def _part_text(part: Any, where: str) -> str:
+def _part(part: Any, where: str) -> Part:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == MEDIA_TYPE:
+        return MediaMark(str(part.get("modality")))
     if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
         raise ParameterError(f"{where} is of type {kind!r}, but this model reads text only.", param="messages")
     text = part.get(_TEXT_FIELDS[kind])

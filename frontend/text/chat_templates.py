@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from quire.core.errors import ParameterError
 from quire.frontend.text.chat_template import ChatTemplate, Message
+from quire.frontend.text.content_forms import Placeholders
 from quire.frontend.text.tokenizer import Tokenizer, needed
 
 
@@ -43,11 +44,13 @@ class ChatTemplates:
         chat_template: str | None = None,
         content_format: Literal["auto", "string", "openai"] = "auto",
         chat_template_kwargs: dict[str, Any] | None = None,
+        placeholders: Placeholders = Placeholders(),
     ) -> str:
         """The prompt of a conversation. To be tokenized without special tokens, because the template writes them.
 
         Args:
             chat_template: a Jinja template to use instead of the checkpoint's, or the name of one of the checkpoint's.
+            placeholders: what stands for images where the template reads contents as strings.
 
         Raises:
             ParameterError: there is no template, or the template refuses the messages.
@@ -63,6 +66,7 @@ class ChatTemplates:
             continue_final_message=continue_final_message,
             content_format=content_format,
             variables=chat_template_kwargs,
+            placeholders=placeholders,
         )
 
     def _choose(self, chosen: str | None, *, with_tools: bool) -> str:

@@ -3,8 +3,8 @@
 The names in a template do not show the form: content may go through macros, variables and filters of any name.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 Form = Literal["string", "parts", "one_part"]
 """A string; OpenAI's list with a part for each text; or such a list with one part for all texts."""
@@ -12,6 +12,9 @@ Form = Literal["string", "parts", "one_part"]
 Message = dict[str, Any]
 RenderMessages = Callable[[Sequence[Message]], str]
 """Renders the template with other messages in the place of a conversation's; raises whatever the template does."""
+
+MEDIA_TYPE = "quire.media"
+"""The type of a part in whose place an image was. Its `modality` is the kind of item."""
 
 _MARKS = ("quiremarka", "quiremarkb")
 _OTHER = ("quireother",)
@@ -21,12 +24,58 @@ _STRANGE_KEY = "quirestrangekey"
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 
 
-def written(texts: Sequence[str], form: Form) -> str | list[dict[str, Any]]:
+class MediaMark(NamedTuple):
+    """The place of an image among the texts of a message."""
+
+    modality: str
+
+
+Part = str | MediaMark
+
+
+class Placeholders(NamedTuple):
+    """What stands for items in contents that are strings.
+
+    Attributes:
+        texts: by kind of item.
+        interleaves: items stay where they are among texts; else they stand before all texts.
+    """
+
+    texts: Mapping[str, str] = {}
+    interleaves: bool = False
+
+
+def written(
+    parts: Sequence[Part], form: Form, placeholders: Placeholders = Placeholders()
+) -> str | list[dict[str, Any]]:
     """The content of a message in one of the forms."""
     if form == "string":
-        return "\n".join(texts)
-    parts = texts if form == "parts" else ["\n".join(texts)]
-    return [{"type": "text", "text": text} for text in parts]
+        return "\n".join(_as_strings(parts, placeholders))
+    if form == "one_part":
+        marks, texts = _divided(parts)
+        parts = [*marks, *(["\n".join(texts)] if texts else [])]
+    return [
+        {"type": each.modality} if isinstance(each, MediaMark) else {"type": "text", "text": each} for each in parts
+    ]
+
+
+def _as_strings(parts: Sequence[Part], placeholders: Placeholders) -> list[str]:
+    """The parts as strings; a text that has the placeholder of an item keeps it there."""
+    marks, texts = _divided(parts)
+    if not marks:
+        return texts
+    if placeholders.interleaves:
+        return [placeholders.texts[each.modality] if isinstance(each, MediaMark) else each for each in parts]
+    missing = []
+    for modality in dict.fromkeys(mark.modality for mark in marks):
+        text, count = placeholders.texts[modality], sum(mark.modality == modality for mark in marks)
+        missing += [text] * (count - sum(each.count(text) for each in texts))
+    return missing + texts
+
+
+def _divided(parts: Sequence[Part]) -> tuple[list[MediaMark], list[str]]:
+    marks = [each for each in parts if isinstance(each, MediaMark)]
+    return marks, [each for each in parts if not isinstance(each, MediaMark)]
 
 
 class ContentForms:

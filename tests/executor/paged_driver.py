@@ -62,6 +62,7 @@ def model_context(
     quantization: Quantization | None = None,
     experts: ExpertPlacementStrategy | ExpertPlacement | ExpertParallel | None = None,
     cache_scales: CacheScales | None = None,
+    reads_media: bool = False,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype, backend, group = getattr(torch, spec.dtype), ops.bind(device), group or ParallelGroup()
@@ -81,6 +82,7 @@ def model_context(
         cache_scales=cache_scales,
         generates=not spec.is_encoder,
         is_encoder=spec.is_encoder,
+        reads_media=reads_media,
     )
 
 
@@ -152,6 +154,7 @@ class PagedDriver:
         self.prompt_lens: dict[int, int] = {}  # by request
         self.sends_rows = False  # decode steps have their rows on the device, as those of `DecodeInputs`
         self.prefix_spans: dict[int, list[PrefixSpan]] = {}  # by request; of models that see prompts, `step` sets them
+        self.rotary_positions: Tensor | None = None  # of the next step's tokens
 
     @torch.inference_mode()
     def step(
@@ -171,7 +174,7 @@ class PagedDriver:
     ) -> Tensor:
         """Like `step`; all logits together, on the device, which the host does not wait for."""
         if input_embeds is not None:
-            input_embeds = InputEmbeds(*(each.to(self.device) for each in input_embeds))
+            input_embeds = InputEmbeds(*(each if each is None else each.to(self.device) for each in input_embeds))
         rows = list(new_tokens)
         for row in rows:
             self.prompt_lens.setdefault(row, len(new_tokens[row]))
@@ -201,6 +204,7 @@ class PagedDriver:
             self._tensor(positions), self.caches, attention, input_embeds=input_embeds, wanted=wanted,
             states=self.states,
             rows=state_rows(np.array(rows), rows_there, starts, starts_there, is_new, is_new_there),
+            rotary_positions=None if self.rotary_positions is None else self.rotary_positions.to(self.device),
         )  # fmt: skip
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:

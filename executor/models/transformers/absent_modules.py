@@ -1,6 +1,6 @@
 """Modules that keep no weights: those of other pipeline stages, and those that text does not need."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -39,16 +39,21 @@ class AbsentModule(nn.Module):
         return self._module[0](*args, **kwargs)
 
 
-def leave_out_towers(model: nn.Module, called: Container[nn.Module]) -> None:
-    """Removes the weights of `model`'s towers for images and audio: inner models that a dry run on text never called.
+def leave_out_towers(model: PreTrainedModel, called: Container[nn.Module]) -> None:
+    """Removes the weights of the `idle_modules`."""
+    for module in list(idle_modules(model, called)):
+        for parent in list(model.modules()):
+            for name, child in parent._modules.items():
+                if child is module:
+                    parent._modules[name] = AbsentModule(module)
 
-    The layers between such a tower and the text model lose theirs, too.
+
+def idle_modules(model: PreTrainedModel, called: Container[nn.Module]) -> Iterator[nn.Module]:
+    """Yields `model`'s towers for images and audio: inner models that a dry run on text never called.
+
+    The layers between such a tower and the text model belong to it.
     """
     for parent in list(model.modules()):
-        idle = {
-            name: child
-            for name, child in parent._modules.items()
-            if child is not None and not any(part in called for part in child.modules())
-        }
-        if any(isinstance(child, PreTrainedModel) for child in idle.values()):
-            parent._modules.update({name: AbsentModule(child) for name, child in idle.items()})
+        idle = [child for child in parent.children() if not any(part in called for part in child.modules())]
+        if any(isinstance(child, PreTrainedModel) for child in idle):
+            yield from idle

@@ -77,7 +77,10 @@ class PagedAttention:
         self._step, self._next = step, 0
         arguments = {} if embeds is None else {"inputs_embeds": embeds.unsqueeze(0)}
         given_ids = token_ids.unsqueeze(0) if embeds is None else None
-        return first_tensor(run_backbone(backbone, given_ids, step.positions.unsqueeze(0), **arguments))[0]
+        positions = step.positions.unsqueeze(0)
+        if step.rotary_positions is not None:
+            positions = step.rotary_positions.unsqueeze(1)
+        return first_tensor(run_backbone(backbone, given_ids, positions, **arguments))[0]
 
     def __call__(
         self,

@@ -15,13 +15,14 @@ from transformers.cache_utils import CacheLayerMixin
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
+from quire.core.wire.media import MediaItem
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.positions.rotary import check_first_chunk
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.architectures import ARCHITECTURES
-from quire.executor.models.base import Model
+from quire.executor.models.base import MediaRows, MediaSupport, Model
 from quire.executor.models.transformers.absent_modules import leave_out_towers
 from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
 from quire.executor.models.transformers.cache_check import check_cached_attention
@@ -37,6 +38,7 @@ from quire.executor.models.transformers.skeleton import build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
 from quire.executor.models.transformers.stages import StagePart, keep_stage, received_rows
 from quire.executor.models.transformers.step_check import check_steps
+from quire.executor.models.transformers.towers import Towers, build_towers
 
 logger = get_logger(__name__)
 
@@ -58,7 +60,9 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     if plan is not None and context.sequences.is_divided:
         raise _refusal(spec, f"runs row by row, on whole sequences, and {context.sequences.flag} divides them")
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
-    leave_out_towers(model, findings.called)
+    towers = build_towers(model, findings, context) if context.reads_media and plan is None else None
+    if towers is None:
+        leave_out_towers(model, findings.called)
     own = replace(context, weights=weights)
     part = StagePart(is_first=True, is_last=True, token_size=spec.hidden_size)
     if len(context.layers) < spec.num_layers:
@@ -66,13 +70,13 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
             findings, plan, part = keep_stage(model, findings, plan, context.layers, spec.num_layers)
         except ModelLoadError as error:
             raise _refusal(spec, str(error)) from error
-    expansions = LayerReplacement(model, own, findings, splits).run()
+    expansions = LayerReplacement(model, own, findings, splits, () if towers is None else towers.modules).run()
     if plan is None:
         sequences: PagedAttention | RowByRow = PagedAttention(context, findings.calls, expansions)
     else:
         sequences = RowByRow(plan, context.ops)
     fill(model, weights, context.device)
-    built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part)
+    built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part, towers)
     if plan is not None and context.device.type != "meta":
         try:
             check_steps(built, part, context, spec.vocab_size)
@@ -154,9 +158,11 @@ class TransformersModel:
         context: ModelContext,
         vocab_size: int,
         part: StagePart,
+        towers: Towers | None = None,
     ) -> None:
         assert findings.backbone is not None
         self._model = model
+        self._towers = towers
         self._backbone = findings.backbone
         self._sequences = sequences
         self._part = part
@@ -179,6 +185,8 @@ class TransformersModel:
             weakref.finalize(self, AttentionInterface._global_mapping.pop, name)
             for module in (self._model, self._backbone):
                 set_attention(module, name)
+        if towers is not None:
+            towers.settle()
         self.fast_path: FastPath | None = None
         code = _traced_code(sequences, self._backbone)
         if code is not None:
@@ -186,7 +194,7 @@ class TransformersModel:
             self.fast_path = FastPath(self, code, self._embed, modules, context, vocab_size, part)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        hidden = None if self.fast_path is None else self.fast_path.forward(token_ids, step)
+        hidden = None if self.fast_path is None or _needs_code(step) else self.fast_path.forward(token_ids, step)
         if hidden is None:
             hidden = self.run_code(token_ids, step)
             hidden = hidden if step.wanted is None else hidden.index_select(0, step.wanted.tokens)
@@ -210,7 +218,22 @@ class TransformersModel:
         elif step.input_embeds is not None:
             embeds = self._embed(token_ids)
             embeds[step.input_embeds.places] = step.input_embeds.rows
-        return self._sequences.forward(self._backbone, step, token_ids, embeds)
+        if self._towers is None:
+            return self._sequences.forward(self._backbone, step, token_ids, embeds)
+        with self._towers.features(step):
+            return self._sequences.forward(self._backbone, step, token_ids, embeds)
+
+    @property
+    def media(self) -> MediaSupport | None:
+        """What the towers read; None: there are none."""
+        return None if self._towers is None else self._towers.support
+
+    def encode_media(self, item: MediaItem) -> MediaRows:
+        assert self._towers is not None, "a prompt has an image, and the model no tower"
+        return self._towers.encode(item)
+
+    def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
+        return None if self._towers is None else self._towers.positions(token_ids, items)
 
     def run_head(self, hidden: Tensor) -> Tensor:
         """Returns the logits [num_tokens, vocab] of hidden states, as the class's code computes them."""
@@ -251,6 +274,11 @@ def _traced_code(sequences: PagedAttention | RowByRow, backbone: nn.Module) -> T
     if isinstance(sequences, PagedAttention):
         return FlatCode(sequences, backbone)
     return None if sequences.states else RowCode(sequences.plan, backbone)
+
+
+def _needs_code(step: StepContext) -> bool:
+    """Returns True if a step has inputs that programs lack: places in height and width, and features of images."""
+    return step.rotary_positions is not None or (step.input_embeds is not None and step.input_embeds.deep is not None)
 
 
 def _activation_size(findings: Findings) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.frontend.chat.custom_tools import arguments_of
+from quire.frontend.chat.media_parts import image_part
 from quire.frontend.openai.responses.tools import flat_name
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -83,10 +84,17 @@ def joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for message in messages:
         if out and message["role"] == out[-1]["role"] == "user":
-            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+            out[-1] = {**out[-1], "content": _both(out[-1]["content"], message["content"])}
         else:
             out.append(message)
     return out
+
+
+def _both(one: Any, other: Any) -> Any:
+    """Two contents as one: strings, or lists of parts."""
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n\n{other}"
+    return [part for each in (one, other) for part in ([_text_part(each)] if isinstance(each, str) else each)]
 
 
 def encrypt(text: str) -> str:
@@ -106,7 +114,7 @@ def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
     if kind == "message":
         if item.get("role") not in ROLES:
             raise _refusal(index, f"must have a role out of {', '.join(ROLES)}; got {item.get('role')!r}")
-        return {"role": item["role"], "content": _text(item.get("content"), index)}
+        return {"role": item["role"], "content": _content(item.get("content"), index)}
     if kind in _OUTPUTS:
         call_id = _string(item, "call_id", index)
         return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), index)}
@@ -141,6 +149,30 @@ def _reasoning(item: dict[str, Any], index: int) -> str:
         if item.get(field):
             return _text(item[field], index)
     return _decrypt(item, index)
+
+
+def _content(content: Any, index: int) -> str | list[dict[str, Any]]:
+    """A string, or a list of parts where there are images among them."""
+    if not isinstance(content, list) or not any(map(_is_image, content)):
+        return _text(content, index)
+    return [
+        _image(part, f"input[{index}].content[{number}]") if _is_image(part) else _text_part(_text([part], index))
+        for number, part in enumerate(content)
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(part: dict[str, Any], at: str) -> dict[str, Any]:
+    if part.get("file_id") is not None:
+        raise ParameterError(f"{at} has a file_id, and no files are kept here; send its image_url.", param="input")
+    return image_part(part.get("image_url"), "input_image", f"{at}.image_url")
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _text(content: Any, index: int) -> str:

@@ -22,6 +22,7 @@ from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.media import MediaItem
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.prefix_spans import PrefixSpan, span_around
 from quire.core.wire.protocol import (
@@ -66,6 +67,12 @@ def extend(identity: int, token: int) -> int:
     return hash((identity, token))
 
 
+def content_of(token: int, position: int, media: Sequence[MediaItem]) -> int:
+    """What the model sees of a token: the row of an image, where there is one."""
+    item = next((each for each in media if each.first_row(position, position + 1) is not None), None)
+    return token if item is None else hash((token, item.digest))
+
+
 def sample(seed: int, identity: int) -> int:
     """The next token: a function of the request's seed and sequence, so independent of the schedule."""
     return hash((seed, identity, 1)) % VOCAB_SIZE
@@ -103,6 +110,7 @@ class Row:
     prefix_spans: list[PrefixSpan] = field(default_factory=list)
     is_pooled: bool = False  # it samples nothing
     encoded: EncodedInput | None = None
+    media: list[MediaItem] = field(default_factory=list)
     origin: int = 1
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
@@ -111,7 +119,8 @@ class Row:
     def identify(self) -> None:
         """Adds identities for new tokens; those of earlier tokens stay. Call after the tokens change."""
         for token in (self.token_ids + self.drafts)[len(self.identities) :]:
-            self.identities.append(extend(self.identities[-1] if self.identities else self.origin, token))
+            seen = content_of(token, len(self.identities), self.media)
+            self.identities.append(extend(self.identities[-1] if self.identities else self.origin, seen))
 
     def sample(self, num_drafts: int) -> list[int]:
         """Samples at the last known position and at the first `num_drafts` drafts, up to the first token that differs
@@ -155,6 +164,8 @@ class FakeWorker:
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_encoded_rows = 0
+        self.rows: dict[bytes, int] = {}  # that towers made and still hold, by digest
+        self.num_rows_made = 0
         self.num_tokens_of_rows: Counter[tuple[int, int]] = Counter()  # rows by (drafts, tokens that they brought)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -175,6 +186,13 @@ class FakeWorker:
     def apply(self, plan: StepPlan) -> None:
         for move in plan.moves_before:
             self.move(move)
+        for digest in plan.forgotten:
+            del self.rows[digest]
+        for item in plan.to_encode:
+            assert item.digest not in self.rows, "rows are made that are held"
+            assert item.arrays, "a tower has nothing to read"
+            self.rows[item.digest] = item.num_rows
+            self.num_rows_made += item.num_rows
         for slot in plan.released:
             del self.table[slot]
         for new in plan.admitted:
@@ -195,6 +213,7 @@ class FakeWorker:
                 new.prefix_spans,
                 new.pooling is not None,
                 encoded=new.encoded,
+                media=new.media,
                 origin=1 if new.encoded is None else self.pages[new.encoded.page_ids[0][0]][0][2],
             )
             row.identify()
@@ -277,6 +296,9 @@ class FakeWorker:
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
             assert start + count <= row.max_num_computed, "computed past the length limit"
+            for item in row.media:
+                is_held = item.digest in self.rows
+                assert is_held or item.first_row(start, start + count) is None, "a tower's rows are missing"
             for cut in (start, start + count):
                 assert span_around(row.prefix_spans, cut) is None, "a span was divided"
             for group, table in enumerate(row.page_ids):
@@ -351,8 +373,8 @@ def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], Finish
     sampling = request.sampling
     start = start_of(request)
     identity = origin(request.encoder)
-    for token in request.prompt_token_ids + start.output_token_ids:
-        identity = extend(identity, token)
+    for position, token in enumerate(request.prompt_token_ids + start.output_token_ids):
+        identity = extend(identity, content_of(token, position, request.media))
     tokens: list[int] = []
     num_prompt, num_before = len(request.prompt_token_ids), len(start.output_token_ids)
     stop_ids = set(sampling.stop_token_ids or []) | (set() if sampling.ignore_eos else {EOS})
@@ -415,6 +437,7 @@ class Harness:
         num_token_types: int = 1,
         lower_tiers: LowerTiers | None = None,
         whole_prompts: bool = False,
+        media_spans: bool = False,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -432,6 +455,7 @@ class Harness:
             clock=self.clock,
             lower_tiers=lower_tiers,
             whole_prompts=whole_prompts,
+            media_spans=media_spans,
         )
         self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)
         self.depth = depth
@@ -505,6 +529,7 @@ def make_request(
     seed: int = 1,
     prefix_spans: list[PrefixSpan] | None = None,
     encoder: list[int] | None = None,
+    media: list[MediaItem] | None = None,
     **sampling: Any,
 ) -> EngineRequest:
     """A request of `prompt` tokens (or of that many, which no other request has)."""
@@ -516,7 +541,7 @@ def make_request(
     return EngineRequest(
         [start], prompt, SamplingParams(**sampling), priority, cache_salt,
         num_new_tokens=num_tokens, prefix_spans=prefix_spans or [],
-        encoder=None if encoder is None else EncoderInput(encoder),
+        encoder=None if encoder is None else EncoderInput(encoder), media=media or [],
     )  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""Options: images in prompts."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from quire.core.errors import ConfigError
+
+DEFAULT_LIMIT = 999
+"""Items of one kind that a prompt may hold."""
+
+
+class MultimodalConfig(Struct, frozen=True, kw_only=True):
+    """Images in prompts: which are read, from where, and what is kept of them."""
+
+    language_model_only: Annotated[
+        bool, Meta(description="Serve the text model alone: towers for images are not loaded, and images are refused.")
+    ] = False
+    limit_mm_per_prompt: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description='Most images of one prompt, as {"image": 4} or {"image": {"count": 4}}; 0 refuses images, and '
+            "their tower is not loaded. 999 when unset.",
+            extra={"parse": "json"},
+        ),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description='Keywords of the model\'s image processor for all requests, such as {"max_pixels": 1003520}.',
+            extra={"parse": "json"},
+        ),
+    ] = None
+    mm_processor_cache_gb: Annotated[
+        float,
+        Meta(ge=0, description="GiB of processed images that are kept, so that one which comes again is not decoded."),
+    ] = 4.0
+    interleave_mm_strings: Annotated[
+        bool,
+        Meta(
+            description="Leave images where they are among the texts of a message whose content the chat template gets "
+            "as a string; they stand before all texts otherwise."
+        ),
+    ] = False
+    allowed_local_media_path: Annotated[
+        str, Meta(description="Folder whose files requests may name as file:// addresses; none may when unset.")
+    ] = ""
+    allowed_media_domains: Annotated[
+        list[str] | None,
+        Meta(description="Hosts, and those below them, that images are fetched from; any public host when unset."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (self.limit_mm_per_prompt or {}).items():
+            if name not in ("image", "audio", "video", "vision_chunk"):
+                raise ConfigError(f"limit_mm_per_prompt: {name!r} is no kind of item; name image, audio or video.")
+            count = limit.get("count", DEFAULT_LIMIT) if isinstance(limit, dict) else limit
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ConfigError(f"limit_mm_per_prompt: {name} must be a whole number from 0, got {limit!r}.")
+
+    def limit_of(self, modality: str) -> int:
+        """The most items of a kind in a prompt."""
+        limit = (self.limit_mm_per_prompt or {}).get(modality, DEFAULT_LIMIT)
+        return limit.get("count", DEFAULT_LIMIT) if isinstance(limit, dict) else limit

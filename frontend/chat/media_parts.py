@@ -1,0 +1,94 @@
+"""Images in a conversation: protocols write them as parts, and templates get marks in their places."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quire.core.errors import ParameterError
+from quire.core.wire.media import Modality
+from quire.frontend.media.sources import Content, MediaPart, content_of
+from quire.frontend.text.content_forms import MEDIA_TYPE
+
+_FIELDS: dict[str, tuple[Modality, str]] = {
+    "image_url": ("image", "image_url"),
+    "input_image": ("image", "image_url"),
+    "image_pil": ("image", "image_pil"),
+}
+"""Types of parts: the kind of item, and the field that has it."""
+
+_ORIGIN = "quire.origin"
+"""In a part that a protocol has translated: the type and the name of what the client sent."""
+
+
+def image_part(url: Any, kind: str, param: str) -> dict[str, Any]:
+    """An image of another protocol as a part of a message.
+
+    Args:
+        url: its address, or its data as one.
+        kind: the client's type of it.
+        param: the client's name of it.
+    """
+    return {"type": "image_url", "image_url": url, _ORIGIN: [kind, param]}
+
+
+def refuse_media(messages: Sequence[Any]) -> None:
+    """Raises ParameterError if a message has an image."""
+    for part, where in _media_in(messages):
+        kind, at = part.get(_ORIGIN) or (part["type"], where)
+        raise ParameterError(f"{at} is of type {kind!r}, but this model reads text only.", param=at.partition("[")[0])
+
+
+def take_media(messages: Sequence[Any]) -> tuple[list[Any], list[MediaPart]]:
+    """Returns the messages with marks for images, and the images in order.
+
+    Raises:
+        ParameterError: an image has no form that is read.
+    """
+    parts = [_read(part, where) for part, where in _media_in(messages)]
+    if not parts:
+        return list(messages), []
+    waiting = iter(parts)
+
+    def marked(part: Any) -> Any:
+        return {"type": MEDIA_TYPE, "modality": next(waiting).modality} if _is_media(part) else part
+
+    changed = [
+        {**message, "content": [marked(part) for part in message["content"]]} if _has_parts(message) else message
+        for message in messages
+    ]
+    return changed, parts
+
+
+def _media_in(messages: Sequence[Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields parts that are images, each with its name."""
+    for number, message in enumerate(messages):
+        if _has_parts(message):
+            for index, part in enumerate(message["content"]):
+                if _is_media(part):
+                    yield part, f"messages[{number}].content[{index}]"
+
+
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), list)
+
+
+def _is_media(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _FIELDS
+
+
+def _read(part: dict[str, Any], where: str) -> MediaPart:
+    modality, field = _FIELDS[part["type"]]
+    value, uuid = part.get(field), part.get("uuid")
+    param = part[_ORIGIN][1] if _ORIGIN in part else f"{where}.{field}"
+    if uuid is not None and (not isinstance(uuid, str) or not uuid):
+        raise ParameterError(f"{where}.uuid must be a string that is not empty.", param=f"{where}.uuid")
+    if isinstance(value, dict):
+        value = value.get("url")
+    source: str | Content | None = value or None
+    if field == "image_pil" and value is not None:
+        source = content_of(value, param)
+    elif source is not None and not isinstance(source, str):
+        raise ParameterError(f"{param} must be the address of an image, or an object with its url.", param=param)
+    if source is None and uuid is None:
+        raise ParameterError(f"{param} must have the address of an image, or the part a uuid.", param=param)
+    return MediaPart(modality, source, param, uuid)

@@ -1,0 +1,1 @@
+"""Images: decoded and processed in helper processes. They need the extra `media`."""

@@ -1,0 +1,199 @@
+"""Reads the images of requests: fetches them, and has a helper process decode and process them, each once."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quire.core import envs
+from quire.core.config.multimodal import MultimodalConfig
+from quire.core.errors import ParameterError
+from quire.core.logging import get_logger
+from quire.core.wire.media import Array, Modality
+from quire.frontend.media.decoder import MediaDecoder
+from quire.frontend.media.messages import DescribeImages, ImageFacts, ReadImage, ReadyImage
+from quire.frontend.media.sources import Content, MediaPart, Sources
+
+logger = get_logger(__name__)
+
+_SETTINGS = ("preprocessor_config.json", "processor_config.json", "config.json")
+_GIB = 2**30
+
+
+class ReadItem(Struct, frozen=True):
+    """An item of a prompt, as the tower reads it.
+
+    Attributes:
+        text: replaces the placeholder in the prompt.
+        num_rows: tokens of the text that the tower makes rows for.
+    """
+
+    modality: Modality
+    param: str
+    digest: bytes
+    text: str
+    num_rows: int
+    facts: dict[str, Array]
+    arrays: dict[str, Array]
+
+
+class MediaReader:
+    """Reads items for one model. To be used from one event loop.
+
+    Args:
+        folder: the checkpoint's, with the processor's files.
+        config: what may be read.
+        decoder: decodes items, in another process.
+        kinds: what the engine's model reads; it is known once the engine has started.
+    """
+
+    def __init__(
+        self, folder: str, config: MultimodalConfig, decoder: MediaDecoder, kinds: Callable[[], Sequence[Modality]]
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._decoder = decoder
+        self._kinds = kinds
+        self._sources = Sources(config)
+        self._options = config.mm_processor_kwargs or {}
+        self._max_pixels = int(envs.read_float("MAX_IMAGE_PIXELS"))
+        self._settings: bytes | None = None
+        self._facts: ImageFacts | None = None
+        self._running: dict[bytes, asyncio.Task[ReadyImage]] = {}
+        self._cache = _Cache(int(config.mm_processor_cache_gb * _GIB))
+
+    @property
+    def interleaves(self) -> bool:
+        """True if items stay where they are among a message's texts."""
+        return self._config.interleave_mm_strings
+
+    def check(self, parts: Sequence[MediaPart]) -> None:
+        """Raises ParameterError if the model does not read such items, or a prompt must not have as many."""
+        for part in parts:
+            if part.modality not in self._kinds():
+                raise part.refusal(f"is of type {part.modality}, but this model reads text only")
+            limit = self._config.limit_of(part.modality)
+            if sum(each.modality == part.modality for each in parts) > limit:
+                raise part.refusal(
+                    f"is one of more items of type {part.modality} than a prompt may have: {limit} "
+                    "(--limit-mm-per-prompt)"
+                )
+
+    async def placeholders(self) -> dict[Modality, str]:
+        """The texts that stand for items in a prompt, before it is expanded."""
+        return {"image": (await self.facts()).placeholder}
+
+    async def facts(self) -> ImageFacts:
+        """How images stand in prompts.
+
+        Raises:
+            ParameterError: the model's processor cannot be used here.
+        """
+        if self._facts is None:
+            self._facts = await self._decoder.ask(DescribeImages(), ImageFacts, num_bytes=0, param="messages")
+            if self._facts.fault:
+                logger.warning("images are refused: the processor in %s fails: %s", self._folder, self._facts.fault)
+        if self._facts.fault:
+            raise ParameterError(
+                f"Images cannot be read here, because the model's processor is not usable: {self._facts.fault}",
+                param="messages",
+            )
+        return self._facts
+
+    async def read(self, parts: Sequence[MediaPart]) -> list[ReadItem]:
+        """The items of a prompt, in order.
+
+        Raises:
+            ParameterError: an item cannot be read; `param` is its name.
+            UnavailableError: the host is too busy.
+        """
+        self.check(parts)
+        await self.facts()
+        return list(await asyncio.gather(*(self._read(part) for part in parts)))
+
+    async def _read(self, part: MediaPart) -> ReadItem:
+        content = None
+        if part.uuid is None:
+            content = await self._sources.read(part)
+        digest = self._digest(part, content)
+        made = self._cache.get(digest)
+        if made is None:
+            if part.source is None:
+                raise part.refusal(f"has nothing but the uuid {part.uuid!r}, under which this server has no item")
+            made = await self._process(part, content or await self._sources.read(part), digest)
+        return ReadItem(part.modality, part.param, digest, made.text, made.num_rows, made.facts, made.arrays)
+
+    async def _process(self, part: MediaPart, content: Content, digest: bytes) -> ReadyImage:
+        task = self._running.get(digest)
+        if task is None:
+            task = self._running[digest] = asyncio.create_task(self._ask(part, content))
+            task.add_done_callback(lambda done: self._on_processed(digest, done))
+        return await asyncio.shield(task)  # other requests may wait for the same task
+
+    def _on_processed(self, digest: bytes, task: "asyncio.Task[ReadyImage]") -> None:
+        del self._running[digest]
+        if not task.cancelled() and task.exception() is None:
+            self._cache.put(digest, task.result())
+
+    async def _ask(self, part: MediaPart, content: Content) -> ReadyImage:
+        question = ReadImage(content.data, content.pixels, self._max_pixels, self._options)
+        return await self._decoder.ask(question, ReadyImage, num_bytes=len(content.data), param=part.param)
+
+    def _digest(self, part: MediaPart, content: Content | None) -> bytes:
+        """Names an item: by its content, or by the name that the client gave it; and by the processor's settings."""
+        if self._settings is None:
+            self._settings = _settings_digest(self._folder, self._options)
+        digest = hashlib.sha256(self._settings + part.modality.encode() + b":")
+        if content is None:
+            digest.update(b"uuid:" + str(part.uuid).encode("utf-8", "surrogatepass"))
+        else:
+            digest.update(b"content:" + msgspec.msgpack.encode(content.pixels) + content.data)
+        return digest.digest()
+
+    def close(self) -> None:
+        """Ends the processes that decode."""
+        self._decoder.close()
+
+
+class _Cache:
+    """Processed items, of which those unused for longest are forgotten first.
+
+    Args:
+        max_bytes: of all arrays.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._items: OrderedDict[bytes, ReadyImage] = OrderedDict()
+
+    def get(self, digest: bytes) -> ReadyImage | None:
+        if digest in self._items:
+            self._items.move_to_end(digest)
+        return self._items.get(digest)
+
+    def put(self, digest: bytes, made: ReadyImage) -> None:
+        if digest in self._items:
+            return
+        self._items[digest] = made
+        self._num_bytes += _size(made)
+        while self._num_bytes > self._max_bytes:
+            _, oldest = self._items.popitem(last=False)
+            self._num_bytes -= _size(oldest)
+
+
+def _size(made: ReadyImage) -> int:
+    return sum(len(array.data) for arrays in (made.facts, made.arrays) for array in arrays.values())
+
+
+def _settings_digest(folder: str, options: dict[str, Any]) -> bytes:
+    digest = hashlib.sha256(msgspec.json.encode(options, order="deterministic"))
+    for name in _SETTINGS:
+        path = Path(folder) / name
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.digest()

@@ -1,0 +1,139 @@
+"""Where the images of a request come from: addresses, data in the request, files, and a program's own objects."""
+
+import asyncio
+import binascii
+import urllib.parse
+from base64 import b64decode
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.core import envs
+from quire.core.config.multimodal import MultimodalConfig
+from quire.core.errors import ParameterError
+from quire.core.wire.media import Modality
+from quire.frontend.fetching.fetcher import Fetcher, FetchError, FetchRules
+from quire.frontend.media.messages import Pixels
+
+MAX_BYTES = 2**27
+"""Of one item, encoded."""
+MAX_REDIRECTS = 3
+
+
+class Content(NamedTuple):
+    """The content of an item: a file's bytes, or rows of pixels."""
+
+    data: bytes
+    pixels: Pixels | None = None
+
+
+class MediaPart(NamedTuple):
+    """An item of a request.
+
+    Attributes:
+        source: an address, or the content itself; None for what the server has under `uuid` already.
+        param: the client's name of the item, such as `messages[0].content[1].image_url`.
+        uuid: the client's name of the content, in place of a digest.
+    """
+
+    modality: Modality
+    source: str | Content | None
+    param: str
+    uuid: str | None = None
+
+    def refusal(self, message: str) -> ParameterError:
+        """The error for this item; `message` goes on from its name."""
+        return ParameterError(f"{self.param} {message}.", param=self.param)
+
+
+class Sources:
+    """Reads items within the server's rules."""
+
+    def __init__(self, config: MultimodalConfig) -> None:
+        domains = config.allowed_media_domains
+        self._fetcher = Fetcher(
+            FetchRules(
+                domains=None if domains is None else frozenset(domains),
+                allows_private=domains is not None,  # the server's owner named the hosts
+                max_redirects=MAX_REDIRECTS,
+                max_bytes=MAX_BYTES,
+                total_seconds=envs.read_float("IMAGE_FETCH_TIMEOUT"),
+            )
+        )
+        folder = config.allowed_local_media_path
+        self._folder = Path(folder).expanduser().resolve() if folder else None
+
+    async def read(self, part: MediaPart) -> Content:
+        """The content of an item.
+
+        Raises:
+            ParameterError: it cannot be read, or must not be.
+        """
+        source = part.source
+        if isinstance(source, Content):
+            return source
+        assert source is not None
+        scheme = source.partition(":")[0].lower()
+        if scheme == "data":
+            return Content(_decoded(part, source))
+        if scheme == "file":
+            return Content(await asyncio.to_thread(self._read_file, part, source))
+        if scheme not in ("http", "https"):
+            raise part.refusal("must be an address that begins with http:, https:, data: or file:")
+        try:
+            async with self._fetcher.get(source) as chunks:
+                return Content(b"".join([chunk async for chunk in chunks]))
+        except FetchError as error:
+            raise part.refusal(f"was not fetched: {error}") from None
+
+    def _read_file(self, part: MediaPart, source: str) -> bytes:
+        if self._folder is None:
+            raise part.refusal("names a file, and this server was started without --allowed-local-media-path")
+        address = urllib.parse.urlsplit(source)
+        if address.netloc not in ("", "localhost"):
+            raise part.refusal("names a file of another host")
+        try:
+            path = Path(urllib.parse.unquote(address.path)).resolve()
+            if not path.is_relative_to(self._folder) or not path.is_file():
+                raise part.refusal("names no file below --allowed-local-media-path")
+            if path.stat().st_size > MAX_BYTES:
+                raise part.refusal(f"has more than {MAX_BYTES} bytes")
+            return path.read_bytes()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ParameterError):
+                raise
+            raise part.refusal(f"names a file that cannot be read ({error})") from None
+
+
+def content_of(value: Any, param: str) -> Content:
+    """The content of a program's object: bytes of a file, an image of Pillow, or an array of pixels.
+
+    Raises:
+        ParameterError: it is none of these.
+    """
+    if isinstance(value, bytes | bytearray):
+        return Content(bytes(value))
+    if hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "convert"):  # an image of Pillow
+        if value.mode not in ("RGB", "RGBA", "L"):
+            has_alpha = value.mode in ("LA", "PA") or "transparency" in value.info
+            value = value.convert("RGBA" if has_alpha else "RGB")
+        return Content(value.tobytes(), Pixels(value.mode, *value.size))
+    shape, kind = getattr(value, "shape", ()), str(getattr(value, "dtype", ""))
+    if kind == "uint8" and len(shape) == 3 and shape[2] in (3, 4) and hasattr(value, "tobytes"):
+        return Content(value.tobytes(), Pixels("RGB" if shape[2] == 3 else "RGBA", shape[1], shape[0]))
+    raise ParameterError(
+        f"{param} must be an image of Pillow, the bytes of a file, or an array [height, width, 3] of uint8, got "
+        f"{type(value).__name__}.",
+        param=param,
+    )
+
+
+def _decoded(part: MediaPart, source: str) -> bytes:
+    head, comma, body = source.partition(",")
+    if not comma or not head.rstrip().endswith(";base64"):
+        raise part.refusal("must have the form data:image/png;base64,... where it holds the image")
+    if len(body) > MAX_BYTES // 3 * 4:
+        raise part.refusal(f"has more than {MAX_BYTES} bytes")
+    try:
+        return b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise part.refusal(f"is no valid base64 ({error})") from None

@@ -1,0 +1,93 @@
+"""Reads prompts with images: their text and items become token ids, and the places of the items' rows."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from quire.core.errors import ParameterError
+from quire.core.wire.media import Modality
+from quire.frontend.media.placing import expand, expand_ids, place
+from quire.frontend.media.reader import MediaReader
+from quire.frontend.media.sources import Content, MediaPart, content_of
+from quire.frontend.requests.async_tokenizer import AsyncTokenizer
+from quire.frontend.requests.prompt import Prompt
+
+_DATA, _UUIDS = "multi_modal_data", "multi_modal_uuids"
+
+
+class MediaPrompts:
+    """Reads prompts that have items.
+
+    Args:
+        reader: reads the items themselves.
+        tokenizer: makes token ids of texts.
+    """
+
+    def __init__(self, reader: MediaReader, tokenizer: AsyncTokenizer) -> None:
+        self.reader = reader
+        self._tokenizer = tokenizer
+
+    async def read(
+        self,
+        text: str,
+        parts: Sequence[MediaPart],
+        *,
+        add_special_tokens: bool = True,
+        must_fit: bool = True,
+        param: str = "prompt",
+    ) -> Prompt:
+        """Reads a text with a placeholder for each item.
+
+        Raises:
+            ParameterError: an item cannot be read, or the placeholders are not as many.
+            UnavailableError: the host is too busy.
+        """
+        items = await self.reader.read(parts)
+        facts = await self.reader.facts()
+        expanded = expand(text, items, {"image": facts.placeholder}, param)
+        token_ids = await self._tokenizer.tokenize(expanded, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        return Prompt(text, token_ids, media=place(token_ids, items, {"image": facts.token_id}, param))
+
+    async def read_ids(self, token_ids: list[int], parts: Sequence[MediaPart], *, param: str = "prompt") -> Prompt:
+        """Reads token ids with a placeholder for each item, like `read`."""
+        items = await self.reader.read(parts)
+        facts = await self.reader.facts()
+        encode = functools.partial(self._tokenizer.tokenizer.encode, add_special_tokens=False)
+        expanded = expand_ids(token_ids, items, encode, {"image": facts.placeholder}, param)
+        return Prompt(None, expanded, media=place(expanded, items, {"image": facts.token_id}, param))
+
+
+def parts_of(prompt: Any) -> list[MediaPart]:
+    """The items of a prompt that is a dictionary: its `multi_modal_data` and `multi_modal_uuids`.
+
+    Raises:
+        ParameterError: one has another form.
+    """
+    if not isinstance(prompt, Mapping):
+        return []
+    data, uuids = prompt.get(_DATA) or {}, prompt.get(_UUIDS) or {}
+    for name, value in ((_DATA, data), (_UUIDS, uuids)):
+        if not isinstance(value, Mapping) or not set(value) <= set(get_args(Modality)):
+            raise ParameterError(f"{name} maps {', '.join(get_args(Modality))} to items.", param=name)
+    return [part for modality in dict.fromkeys((*data, *uuids)) for part in _parts(modality, data, uuids)]
+
+
+def _parts(modality: Modality, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[MediaPart]:
+    values, names = _as_list(data.get(modality)), _as_list(uuids.get(modality))
+    if values and names and len(values) != len(names):
+        raise ParameterError(
+            f"{_UUIDS} has {len(names)} names for {len(values)} items of type {modality}.", param=_UUIDS
+        )
+    values, names = values or [None] * len(names), names or [None] * len(values)
+    parts = []
+    for index, (value, name) in enumerate(zip(values, names, strict=True)):
+        param = f"{_DATA}.{modality}[{index}]"
+        source: str | Content | None = None if value is None else content_of(value, param)
+        if source is None and name is None:
+            raise ParameterError(f"{param} is None, and has no uuid.", param=param)
+        parts.append(MediaPart(modality, source, param, name))
+    return parts
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -1,0 +1,92 @@
+"""Models that read images, in real engines: log-probabilities are those of Transformers, whatever happens beside."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+
+from quire import LLM, SamplingParams
+from quire.frontend.media.images.reader import ImageReader
+from tests.image_checkpoints import FAMILIES, make_image, write_checkpoint
+
+torch.set_num_threads(1)
+
+TOLERANCE = 1e-4
+IMAGES = [make_image(70, 45), make_image(37, 91, 1), make_image(120, 33, 2)]
+"""Of odd sizes."""
+
+
+class Reference:
+    """The library's processor and model of a checkpoint."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        self._reader = ImageReader(str(folder))
+        self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def inputs(self, text: str, images: Sequence[Image.Image]) -> Any:
+        return self._reader.processor(images=list(images) or None, text=[text], return_tensors="pt")
+
+    @torch.inference_mode()
+    def logprobs(self, text: str, images: Sequence[Image.Image], output: Sequence[int] = ()) -> tuple[list[int], Any]:
+        """(token ids of the prompt, log-probabilities [num_tokens, vocab] of it and `output`)."""
+        inputs = dict(self.inputs(text, images))
+        token_ids = inputs["input_ids"][0].tolist()
+        for name, filler in (
+            ("input_ids", list(output)),
+            ("attention_mask", [1] * len(output)),
+            ("token_type_ids", [0] * len(output)),
+            ("mm_token_type_ids", [0] * len(output)),
+        ):
+            if name in inputs:
+                inputs[name] = torch.cat((inputs[name], torch.tensor([filler], dtype=inputs[name].dtype)), dim=1)
+        return token_ids, self._model(**inputs).logits[0].log_softmax(dim=-1)
+
+
+def prompt_of(family: str, *texts: str) -> str:
+    """Texts with an image between each two."""
+    return FAMILIES[family]["placeholder"].join(texts)
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, LLM, Reference]]:
+    family = request.param
+    folder = write_checkpoint(tmp_path_factory.mktemp("images") / family, family)
+    with LLM(
+        str(folder), dtype="float32", max_model_len=400, num_gpu_blocks_override=160, max_num_batched_tokens=24,
+        enable_prefix_caching=True,
+    ) as llm:  # fmt: skip
+        yield family, llm, Reference(folder, family)
+
+
+def check(reference: Reference, text: str, images: Sequence[Image.Image], output: Any) -> None:
+    tokens = list(output.outputs[0].token_ids)
+    token_ids, expected = reference.logprobs(text, images, tokens)
+    assert list(output.prompt_token_ids) == token_ids
+    for position, found in enumerate(output.outputs[0].logprobs):
+        row = expected[len(token_ids) - 1 + position]
+        assert found[tokens[position]].logprob == pytest.approx(float(row[tokens[position]]), abs=TOLERANCE)
+    for position, found in enumerate(output.prompt_logprobs or ()):
+        if found is not None:
+            token = token_ids[position]
+            assert found[token].logprob == pytest.approx(float(expected[position - 1, token]), abs=TOLERANCE)
+
+
+def test_logprobs_are_those_of_transformers(served: tuple[str, LLM, Reference]) -> None:
+    """Several images of odd sizes beside text alone, in chunks that end inside images."""
+    family, llm, reference = served
+    cases = [
+        (prompt_of(family, "The first: ", " and then ", " which is more."), IMAGES[:2]),
+        (prompt_of(family, "What is this? ", " Tell me."), IMAGES[2:]),
+        ("The quick brown fox jumps over the lazy dog.", []),
+        (prompt_of(family, "", ""), IMAGES[:1]),
+    ]
+    prompts = [{"prompt": text, "multi_modal_data": {"image": images}} if images else text for text, images in cases]
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+    for (text, images), output in zip(cases, llm.generate(prompts, params, use_tqdm=False), strict=True):
+        check(reference, text, images, output)
