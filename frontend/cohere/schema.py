@@ -57,7 +57,7 @@ class EmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         if self.truncate == "NONE":
             return None
         most = -1 if self.max_tokens is None else self.max_tokens
-        return Truncation(most, "left" if self.truncate == "START" else None, text_side="right")
+        return Truncation(most, "left" if self.truncate == "START" else None, text_side="right", name="max_tokens")
 
     def inputs_in_texts(self) -> list[str]:
         """The inputs.

@@ -11,7 +11,7 @@ from quire.frontend.pooling.inputs import Inputs
 from quire.frontend.pooling.tasks import Tasks
 from quire.frontend.requests.comparisons import cosine, late_interaction
 from quire.frontend.requests.prompt import Prompt
-from quire.frontend.requests.scored_pairs import PairOptions, PairWriter
+from quire.frontend.requests.scored_pairs import PairOptions, PairWriter, Sides
 from quire.frontend.requests.time_slices import in_time_slices
 
 if TYPE_CHECKING:
@@ -41,14 +41,8 @@ class PairScoring:
         self._tasks = tasks
         self._writer = writer
 
-    async def score(
-        self,
-        first: Sequence[str],
-        second: Sequence[str],
-        options: PairOptions,
-        caller: Caller,
-    ) -> PairScores:
-        """The scores of one text with many, or of as many with as many; cancelling aborts them in the engine.
+    async def score(self, sides: Sides, options: PairOptions, caller: Caller) -> PairScores:
+        """The scores of pairs; cancelling aborts them in the engine.
 
         Raises:
             ParameterError: the model makes no scores, or a text cannot be read.
@@ -56,11 +50,11 @@ class PairScoring:
         """
         match self._tasks.comparison():
             case "pairs":
-                return await self._read_together(first, second, options, caller)
+                return await self._read_together(sides, options, caller)
             case "vectors":
-                return await self._compare(cosine, await self._read_apart(first, second, options, caller, "embed"))
+                return await self._compare(cosine, await self._read_apart(sides, options, caller, "embed"))
             case "token vectors":
-                outputs = await self._read_apart(first, second, options, caller, "token_embed")
+                outputs = await self._read_apart(sides, options, caller, "token_embed")
                 return await self._compare(late_interaction, outputs)
 
     async def _compare(
@@ -74,33 +68,23 @@ class PairScoring:
             scores.append(compare(query.outputs.array, document.outputs.array))
         return PairScores(scores, _num_tokens([*queries, *documents]))
 
-    async def _read_together(
-        self,
-        first: Sequence[str],
-        second: Sequence[str],
-        options: PairOptions,
-        caller: Caller,
-    ) -> PairScores:
-        queries = list(first) * len(second) if len(first) == 1 else first
-        prompts = await self._writer.write(list(zip(queries, second, strict=True)), options)
-        prompts = self._inputs.fit(prompts, None, has_special_tokens=True, name="documents")  # checks their lengths
+    async def _read_together(self, sides: Sides, options: PairOptions, caller: Caller) -> PairScores:
+        first, second, names = sides
+        queries = first * len(second) if len(first) == 1 else first
+        prompts = await self._writer.write(list(zip(queries, second, strict=True)), options, names)
         params = PoolingParams(task="classify", use_activation=options.use_activation)
         outputs = await self._encoding.encode(prompts, params, caller)
         return PairScores([float(output.outputs.array[0]) for output in outputs], _num_tokens(outputs))
 
     async def _read_apart(
-        self,
-        first: Sequence[str],
-        second: Sequence[str],
-        options: PairOptions,
-        caller: Caller,
-        task: PoolingTask,
+        self, sides: Sides, options: PairOptions, caller: Caller, task: PoolingTask
     ) -> tuple[Outputs, Outputs]:
         """The outputs of the first texts and of the second ones, each text by itself."""
+        first, second, names = sides
         fitting: list[Prompt] = []
         for name, texts, limit, field in (
-            ("queries", first, options.first_limit, "max_tokens_per_query"),
-            ("documents", second, options.second_limit, "max_tokens_per_doc"),
+            (names[0], first, options.first_limit, "max_tokens_per_query"),
+            (names[1], second, options.second_limit, "max_tokens_per_doc"),
         ):
             cut = await self._writer.shorten(texts, limit, field)
             prompts = await self._inputs.read_prompts(cut, must_fit=options.truncation is None, name=name)

@@ -8,6 +8,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.pooling import PoolingTask
 from quire.core.wire.pooling_params import LateChunkingParams, PoolingParams, check_task
 from quire.frontend.pooling.fields import MAX_INPUTS, InputBody, PooledBody, VectorBody
+from quire.frontend.requests.scored_pairs import Sides
 
 
 class ChunkSize(Struct, forbid_unknown_fields=True):
@@ -85,7 +86,7 @@ class ScoreRequest(PairsBody, kw_only=True):
     text_1: ScoredText | list[ScoredText] | None = None
     text_2: ScoredText | list[ScoredText] | None = None
 
-    def sides(self) -> tuple[list[str], list[str]]:
+    def sides(self) -> Sides:
         """The texts on either side.
 
         Raises:
@@ -105,7 +106,7 @@ class ScoreRequest(PairsBody, kw_only=True):
                 f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send one and many, or as many.",
                 param=names[0],
             )
-        return first, second
+        return Sides(first, second, names)
 
 
 class RerankRequest(PairsBody, kw_only=True):
@@ -121,6 +122,11 @@ class RerankRequest(PairsBody, kw_only=True):
         super().check()
         if self.top_n is not None and self.top_n < 0:
             raise ParameterError(f"top_n must be at least 0, which means all; got {self.top_n}.", param="top_n")
+
+    def sides(self) -> Sides:
+        """The query, and the documents. Raises ParameterError for what is no text."""
+        query, documents = texts_of(self.query, "query"), texts_of(self.documents, "documents")
+        return Sides(query, documents, ("query", "documents"))
 
 
 def texts_of(given: ScoredText | list[ScoredText], name: str) -> list[str]:

@@ -4,7 +4,6 @@ from msgspec import UNSET
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
-from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.answers import CompletionUsage
 from quire.frontend.pooling.answers import (
     Ranked,
@@ -16,8 +15,8 @@ from quire.frontend.pooling.answers import (
 )
 from quire.frontend.pooling.pairs import PairScores, PairScoring
 from quire.frontend.pooling.replies import Reply, begin, caller_of
-from quire.frontend.pooling.schema import PairsBody, RerankRequest, ScoreRequest, texts_of
-from quire.frontend.requests.scored_pairs import PairOptions
+from quire.frontend.pooling.schema import PairsBody, RerankRequest, ScoreRequest
+from quire.frontend.requests.scored_pairs import PairOptions, Sides
 
 
 class Scoring:
@@ -30,7 +29,7 @@ class Scoring:
     async def score(self, request: ScoreRequest, headers: ClientHeaders = ClientHeaders()) -> ScoreResponse:
         """The score of each pair; cancelling aborts them in the engine. Raises RequestError and EngineError."""
         reply = begin(self._engine, request, headers, "score")
-        found = await self._scores(request, *request.sides(), reply, headers)
+        found = await self._scores(request, request.sides(), reply, headers)
         return ScoreResponse(
             id=reply.id,
             created=reply.created,
@@ -42,13 +41,12 @@ class Scoring:
     async def rerank(self, request: RerankRequest, headers: ClientHeaders = ClientHeaders()) -> RerankResponse:
         """The documents, the best first; otherwise as for `score`."""
         reply = begin(self._engine, request, headers, "score")
-        query, documents = texts_of(request.query, "query"), texts_of(request.documents, "documents")
-        with renamed(queries="query"):
-            found = await self._scores(request, query, documents, reply, headers)
+        sides = request.sides()
+        found = await self._scores(request, sides, reply, headers)
         shown = request.return_documents is not False
         ranks = [
             Ranked(index=index, relevance_score=score, document=RankedDocument(text) if shown else UNSET)
-            for index, (text, score) in enumerate(zip(documents, found.scores, strict=True))
+            for index, (text, score) in enumerate(zip(sides.second, found.scores, strict=True))
         ]
         ranks.sort(key=lambda each: each.relevance_score, reverse=True)
         return RerankResponse(
@@ -58,9 +56,7 @@ class Scoring:
             results=ranks[: request.top_n or None],
         )
 
-    async def _scores(
-        self, request: PairsBody, first: list[str], second: list[str], reply: Reply, headers: ClientHeaders
-    ) -> PairScores:
+    async def _scores(self, request: PairsBody, sides: Sides, reply: Reply, headers: ClientHeaders) -> PairScores:
         options = PairOptions(
             request.max_tokens_per_query or None,
             request.max_tokens_per_doc or None,
@@ -69,4 +65,4 @@ class Scoring:
             request.use_activation,
         )
         caller = caller_of(request, reply, headers)
-        return await self._pairs.score(first, second, options, caller)
+        return await self._pairs.score(sides, options, caller)

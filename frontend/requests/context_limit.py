@@ -21,8 +21,24 @@ class ContextLimit:
         return self.max_model_len - 1 if self._generates else self.max_model_len
 
     def room(self, asked: int | None) -> int:
-        """The most tokens of a prompt that leave room for `asked` tokens of output; None: for one, if there is any."""
+        """The most tokens of a prompt that leave room for `asked` tokens of output; None: for one, if there is any.
+
+        Raises:
+            ParameterError: the output alone fills the context.
+        """
+        if asked and asked >= self.max_model_len:
+            raise ParameterError(
+                f"max_tokens asks for {asked} tokens, but {self.rule}; lower it to at most {self.max_model_len - 1}.",
+                param="max_tokens",
+            )
         return self.max_model_len - asked if asked else self.longest_prompt
+
+    @property
+    def room_rule(self) -> str:
+        """What `room` is, for messages."""
+        if self._generates:
+            return "the most tokens that max_model_len and max_tokens leave for the prompt"
+        return "the most tokens that the model reads (max_model_len)"
 
     def output_tokens(self, num_prompt_tokens: int, asked: int | None, *, fit_context: bool) -> int:
         """The most tokens of an output: the number asked for, or all that there is room for.

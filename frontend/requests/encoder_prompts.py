@@ -97,5 +97,6 @@ class EncoderDecoderReader(PromptReader):
         added = AddedTokens()
         if encoder.text is not None and has_special_tokens:
             added = self._tokenizer.added_tokens(encoder.token_ids)
-        kept = truncation.apply(encoder.token_ids, room=self._encoder.max_rows, added=added)
+        room, rule = self._encoder.max_rows, "the most tokens that the encoder reads"
+        kept = truncation.apply(encoder.token_ids, room=room, rule=rule, added=added)
         return prompt if kept is encoder.token_ids else prompt._replace(encoder=EncoderPrompt(None, kept))

@@ -11,7 +11,7 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.media_prompts import MediaPrompts, parts_of
 from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, is_explicit, split_prompt
 from quire.frontend.requests.request_fields import check_salt
-from quire.frontend.text.truncation import Truncation
+from quire.frontend.text.truncation import AddedTokens, Truncation
 
 T = TypeVar("T")
 
@@ -144,10 +144,11 @@ class PromptReader:
         has_special_tokens: bool,
     ) -> list[T]:
         """The part of a list with something for each token of `prompt`; arguments and errors are `truncate`'s."""
-        room = self._limit.room(max_tokens)
-        if prompt.text is None or not has_special_tokens:
-            return truncation.apply(tokens, room=room)
-        return truncation.apply(tokens, room=room, added=self._tokenizer.added_tokens(prompt.token_ids))
+        added = AddedTokens()
+        if prompt.text is not None and has_special_tokens:
+            added = self._tokenizer.added_tokens(prompt.token_ids)
+        room, rule = self._limit.room(max_tokens), self._limit.room_rule
+        return truncation.apply(tokens, room=room, rule=rule, added=added)
 
 
 def check_ids(token_ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:

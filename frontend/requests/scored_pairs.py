@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -19,6 +19,14 @@ from quire.frontend.text.truncation import AddedTokens, Truncation
 _RESERVED = {"chat_template", "tools", "tokenize"}
 _SWITCHES = ("add_generation_prompt", "continue_final_message")
 """Variables of a template that are off unless they are given."""
+
+
+class Sides(NamedTuple):
+    """The texts on either side of pairs: one and one, one and many, or as many; and the client's names of the two."""
+
+    first: list[str]
+    second: list[str]
+    names: tuple[str, str]
 
 
 class PairOptions(Struct, frozen=True):
@@ -89,10 +97,10 @@ class PairWriter:
 
         Args:
             names: those of either side, for errors.
-            checks_lengths: refuse a text that cannot fit before it is tokenized.
+            checks_lengths: refuse a pair that is too long, by the text that is.
 
         Raises:
-            ParameterError: a text is far too long, a limit is out of range, or the template refuses a pair.
+            ParameterError: a text is too long, a limit is out of range, or the template refuses a pair.
         """
         is_cut = (options.truncation, options.first_limit, options.second_limit) != (None, None, None)
         for name, text in _named_texts(pairs, names):
@@ -101,10 +109,12 @@ class PairWriter:
         self._check_limit(options.second_limit, "max_tokens_per_doc")
         spelled = self._tokenizer.spelled
         pairs = [(spelled(first), spelled(second)) for first, second in pairs]
-        by_tokenizer = self._template is None and not self._joins_texts
-        work = functools.partial(self._by_tokenizer if by_tokenizer else self._by_text, pairs, options)
+        work = functools.partial(self._write, pairs, options)
         is_long = sum(len(text) for pair in pairs for text in pair) > INLINE_CHARACTERS
-        return await self._tokenizer.in_thread(work) if is_long else work()
+        prompts = await self._tokenizer.in_thread(work) if is_long else work()
+        if checks_lengths:
+            self._check_lengths(prompts, pairs, options, names)
+        return prompts
 
     async def shorten(self, texts: Sequence[str], limit: int | None, field: str) -> list[str]:
         """The first `limit` tokens of each text, as text.
@@ -130,15 +140,39 @@ class PairWriter:
                 param=field,
             )
 
+    def _write(self, pairs: Sequence[tuple[str, str]], options: PairOptions) -> list[Prompt]:
+        by_tokenizer = self._template is None and not self._joins_texts
+        return self._by_tokenizer(pairs, options) if by_tokenizer else self._by_text(pairs, options)
+
+    def _check_lengths(
+        self, prompts: Sequence[Prompt], pairs: Sequence[tuple[str, str]], options: PairOptions, names: tuple[str, str]
+    ) -> None:
+        """Refuses a pair that is too long: for its first text, if no second one would fit beside it."""
+        longest = self._limit.longest_prompt
+        found = (index for index, prompt in enumerate(prompts) if len(prompt.token_ids) > longest)
+        index = next(found, None)
+        if index is None:
+            return
+        [alone] = self._write([(pairs[index][0], "")], options)
+        side, count = (
+            (0, len(alone.token_ids)) if len(alone.token_ids) > longest else (1, len(prompts[index].token_ids))
+        )
+        texts = [pair[side] for pair in pairs]
+        param = next(name for name, text in _named_side(texts, names[side]) if text == texts[index])
+        alone_too = " without any text beside it" if side == 0 else ""
+        raise ParameterError(
+            f"{param} makes a prompt of {count} tokens{alone_too}, but {self._limit.rule}; shorten it.", param=param
+        )
+
     def _by_tokenizer(self, pairs: Sequence[tuple[str, str]], options: PairOptions) -> list[Prompt]:
-        cut = options.truncation
+        cut, room, rule = options.truncation, self._limit.max_model_len, self._limit.room_rule
         whole = None
         if cut is not None and cut.side is None:
-            whole = cut.limit(room=self._limit.max_model_len)
+            whole = cut.limit(room=room, rule=rule)
         limits = PairLimits(options.first_limit, options.second_limit, whole)
         found = self._tokenizer.tokenizer.encode_pairs(pairs, limits.cut)
         if cut is not None:
-            found = [each.part(functools.partial(cut.apply, room=self._limit.max_model_len)) for each in found]
+            found = [each.part(functools.partial(cut.apply, room=room, rule=rule)) for each in found]
         return [
             Prompt(None, each.token_ids, token_type_ids=each.second_text_types if self._has_types else None)
             for each in found
@@ -156,8 +190,9 @@ class PairWriter:
         ]
         rows = tokenizer.encode_batch(texts)
         if options.truncation is not None:
-            alone, room = tokenizer.encode(""), self._limit.max_model_len
-            rows = [options.truncation.apply(row, room=room, added=AddedTokens.of(row, alone)) for row in rows]
+            alone, room, rule = tokenizer.encode(""), self._limit.max_model_len, self._limit.room_rule
+            cut = functools.partial(options.truncation.apply, room=room, rule=rule)
+            rows = [cut(row, added=AddedTokens.of(row, alone)) for row in rows]
         return [Prompt(text, row) for text, row in zip(texts, rows, strict=True)]
 
     def _written(self, first: str, second: str, variables: dict[str, Any]) -> str:
@@ -181,9 +216,13 @@ class PairWriter:
 def _named_texts(pairs: Sequence[tuple[str, str]], names: tuple[str, str]) -> Iterator[tuple[str, str]]:
     """Each text once, with its client's name, which has a number where its side has several texts."""
     for side, name in zip(zip(*pairs, strict=True), names, strict=False):
-        first = {text: index for index, text in reversed([*enumerate(side)])}
-        for text, index in first.items():
-            yield (name if len(first) == 1 else f"{name}[{index}]"), text
+        yield from _named_side(side, name)
+
+
+def _named_side(texts: Sequence[str], name: str) -> Iterator[tuple[str, str]]:
+    first = {text: index for index, text in reversed([*enumerate(texts)])}
+    for text, index in first.items():
+        yield (name if len(first) == 1 else f"{name}[{index}]"), text
 
 
 def _saved_template(spec: PoolingSpec | None, templates: ChatTemplates) -> PairTemplate | None:

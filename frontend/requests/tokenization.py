@@ -51,4 +51,5 @@ class Tokenization(NamedTuple):
             raise ParameterError(
                 "max_length needs truncation=True; set max_model_len to limit prompts.", param="tokenization_kwargs"
             )
-        return cls(bool(special), None if most is None else Truncation(most, side))
+        name = "truncate_prompt_tokens" if length is None else "max_length"
+        return cls(bool(special), None if most is None else Truncation(most, side, name=name))

@@ -8,6 +8,8 @@ from quire.core.errors import ParameterError
 Side = Literal["left", "right"]
 T = TypeVar("T")
 
+_NAME = "truncate_prompt_tokens"
+
 
 class AddedTokens(NamedTuple):
     """How many tokens of a prompt a tokenizer has put before and behind the text's own."""
@@ -30,7 +32,7 @@ class AddedTokens(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """The maximum number of a prompt's tokens; -1 keeps what fits the context.
+    """The maximum number of a prompt's tokens; -1 keeps what fits the context. `name` is the client's name of it.
 
     `side` is the end that is cut off. Without it, the end `text_side` of the text is cut off, and the tokens that the
     tokenizer adds stay, as in vLLM and the `tokenizers` library. With it, added tokens are cut off like others.
@@ -39,35 +41,36 @@ class Truncation(NamedTuple):
     num_tokens: int
     side: Side | None = None
     text_side: Side = "left"
+    name: str = _NAME
 
-    def limit(self, *, room: int) -> int:
+    def limit(self, *, room: int, rule: str) -> int:
         """The most tokens to keep.
 
         Args:
             room: the most tokens of a prompt that leave room for the requested output.
+            rule: what `room` is, for messages.
 
         Raises:
             ParameterError: `num_tokens` is more than `room`.
         """
         limit = room if self.num_tokens == -1 else self.num_tokens
         if limit > room or limit < 1:
+            all_of_them = "-1, or " if self.name == _NAME else ""
             raise ParameterError(
-                f"truncate_prompt_tokens must be -1, or from 1 to the {room} tokens that max_model_len and max_tokens "
-                f"leave for the prompt; got {self.num_tokens}.",
-                param="truncate_prompt_tokens",
+                f"{self.name} must be {all_of_them}from 1 to {room}, {rule}; got {self.num_tokens}.", param=self.name
             )
         return limit
 
-    def apply(self, tokens: list[T], *, room: int, added: AddedTokens = AddedTokens()) -> list[T]:
+    def apply(self, tokens: list[T], *, room: int, rule: str, added: AddedTokens = AddedTokens()) -> list[T]:
         """The part of a prompt's tokens that is kept, or of a list with something for each of them.
 
         Args:
-            room: as for `limit`.
+            room: and `rule`: as for `limit`.
 
         Raises:
             ParameterError: as for `limit`.
         """
-        limit = self.limit(room=room)
+        limit = self.limit(room=room, rule=rule)
         if len(tokens) <= limit:
             return tokens
         if self.side is not None or sum(added) > limit:

@@ -76,6 +76,7 @@ def test_truncation(embedding_server: ServerProcess, reference: Reference) -> No
         ({"texts": ["a"], "output_dimension": 17}, "output_dimension"),
         ({"texts": ["a b c d e"], "truncate": "NONE", "max_tokens": 2}, "max_tokens"),
         ({"texts": ["a"], "max_tokens": 0}, "max_tokens"),
+        ({"texts": ["a"], "max_tokens": 10**6}, "max_tokens"),
         ({"texts": ["word " * 100], "truncate": "NONE"}, "texts"),
     ],
 )

@@ -83,7 +83,10 @@ def test_ranks_of_text_embeddings_inference(server: ServerProcess, expected: lis
     ("path", "body", "param"),
     [
         ("/rerank", {"query": QUERY, "documents": ["a", "word " * 70]}, "documents[1]"),
-        ("/score", {"text_1": QUERY, "text_2": ["a", "word " * 30]}, "documents[1]"),
+        ("/score", {"text_1": QUERY, "text_2": ["a", "word " * 30]}, "text_2[1]"),
+        ("/score", {"text_1": "word " * 70, "text_2": ["a", "b"]}, "text_1"),
+        ("/score", {"queries": [QUERY, "word " * 62], "documents": ["a", "b"]}, "queries[1]"),
+        ("/rerank", {"query": "word " * 62, "documents": ["a", "b"]}, "query"),
     ],
 )
 def test_a_long_text_is_named(server: ServerProcess, path: str, body: dict[str, Any], param: str) -> None:

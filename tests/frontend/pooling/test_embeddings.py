@@ -330,6 +330,8 @@ def test_prompts_by_name_are_for_other_protocols(url: str, reference: Reference)
         ("/pooling", {"input": [[5], [5] * 65]}, "input[1]"),
         ("/score", {"queries": "a", "documents": ["b", "word " * 70]}, "documents[1]"),
         ("/score", {"queries": "word " * 70, "documents": ["b"]}, "queries"),
+        ("/score", {"data_1": "word " * 70, "data_2": ["b"]}, "data_1"),
+        ("/score", {"text_1": "a", "text_2": ["b", "word " * 70]}, "text_2[1]"),
         ("/rerank", {"query": "word " * 70, "documents": ["b"]}, "query"),
     ],
 )

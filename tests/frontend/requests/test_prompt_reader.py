@@ -13,9 +13,11 @@ from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.prompt_reader import PromptReader
 from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.truncation import Truncation
 from tests.frontend.text import tokenizers_zoo
 
 VOCAB_SIZE = 400
+_CUT = "truncate_prompt_tokens"
 TOKENIZER = Tokenizer(
     FastBackend(tokenizers_zoo.byte_level()),
     special_tokens={"bos_token": "<s>"},
@@ -64,6 +66,36 @@ class TestPrompts:
             found = asyncio.run(open_tokenizer().tokenize_batch(many))
             assert found == [TOKENIZER.encode(text) for text in many]
             assert bool(set(threading.enumerate()) - before) == takes_thread
+
+    @pytest.mark.parametrize(
+        ("truncation", "generates", "max_tokens", "param", "message"),
+        [
+            (
+                Truncation(62),
+                True,
+                3,
+                _CUT,
+                f"{_CUT} must be -1, or from 1 to 61, the most tokens that max_model_len and",
+            ),
+            (
+                Truncation(0),
+                False,
+                None,
+                _CUT,
+                f"{_CUT} must be -1, or from 1 to 64, the most tokens that the model reads",
+            ),
+            (Truncation(65, name="max_length"), False, None, "max_length", "max_length must be from 1 to 64, the most"),
+            (Truncation(-1), True, 64, "max_tokens", "max_tokens asks for 64 tokens, but prompt and output together"),
+        ],
+    )
+    def test_a_cut_that_cannot_be_made(
+        self, truncation: Truncation, generates: bool, max_tokens: int | None, param: str, message: str
+    ) -> None:
+        limit = ContextLimit(64, generates=generates)
+        reader = PromptReader(AsyncTokenizer(TOKENIZER, limit), limit, vocab_size=VOCAB_SIZE)
+        with pytest.raises(ParameterError) as caught:
+            reader.truncate(Prompt(None, [1, 2, 3]), truncation, max_tokens, has_special_tokens=False)
+        assert (caught.value.param, str(caught.value)[: len(message)]) == (param, message)
 
     def test_long_texts_are_tokenized_all_the_same(self) -> None:
         text = "the quick brown fox " * 1000

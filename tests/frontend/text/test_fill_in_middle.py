@@ -62,7 +62,7 @@ def test_a_vocabulary_without_such_tokens_refuses() -> None:
     ],
 )
 def test_what_is_kept_of_a_prompt(truncation: Truncation, kept: list[int]) -> None:
-    assert truncation.apply(list(range(10)), room=8) == kept
+    assert truncation.apply(list(range(10)), room=8, rule="all that fit") == kept
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -75,12 +75,14 @@ def test_a_text_is_cut_as_the_library_cuts_it(num_tokens: int, single: str, side
     library.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
     token_ids, alone = library.encode("a b c d e f g").ids, library.encode("").ids
     library.enable_truncation(num_tokens, direction=side)
-    kept = Truncation(num_tokens, text_side=side).apply(token_ids, room=10, added=AddedTokens.of(token_ids, alone))
+    kept = Truncation(num_tokens, text_side=side).apply(
+        token_ids, room=10, rule="all that fit", added=AddedTokens.of(token_ids, alone)
+    )
     assert kept == library.encode("a b c d e f g").ids
 
 
 @pytest.mark.parametrize("num_tokens", [0, -2, 9])
 def test_what_cannot_be_kept(num_tokens: int) -> None:
     with pytest.raises(ParameterError) as caught:
-        Truncation(num_tokens).apply([1], room=8)
+        Truncation(num_tokens).apply([1], room=8, rule="all that fit")
     assert caught.value.param == "truncate_prompt_tokens"
