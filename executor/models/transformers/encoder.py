@@ -1,12 +1,9 @@
 """An encoder of Transformers as `quire.executor.models.base.Model`: its code and our layers, without a cache."""
 
 import contextlib
-import copy
-import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +20,8 @@ from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.absent_modules import leave_out_towers
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
+from quire.executor.models.transformers.encoder_head import EncoderHead, keep_precision
 from quire.executor.models.transformers.encoder_probe import EncoderPlan, explore
-from quire.executor.models.transformers.layer_modules import WholeLinear
 from quire.executor.models.transformers.probe import run_backbone, set_attention, sizes_of
 from quire.executor.models.transformers.replacement import LayerReplacement, transposed_weights
 from quire.executor.models.transformers.sequence_attention import AttentionOfSequences
@@ -52,30 +49,12 @@ def build_encoder(spec: ModelSpec, model: PreTrainedModel, context: ModelContext
     source = names[plan.source]
     LayerReplacement(model, own, plan.findings, plan.splits, kept=plan.head).run()
     for module in plan.head:
-        _keep_precision(model, own, module, names[module])
+        keep_precision(model, own, module, names[module])
     fill(model, weights, context.device)
     built = TransformersEncoder(spec, model, plan, model.get_submodule(source), own)
     if context.device.type != "meta":
         built.check()
     return built
-
-
-def _keep_precision(model: PreTrainedModel, context: ModelContext, module: nn.Module, name: str) -> None:
-    """Makes a module of the head compute in float32, as other heads do: it is small, and makes what the client gets."""
-    if type(module) is nn.Linear:
-        parent, _, child = name.rpartition(".")
-        num_inputs, num_outputs = sizes_of(module)
-        has_bias = module.bias is not None
-
-        def read() -> tuple[Tensor, Tensor | None]:
-            bias = context.read(f"{name}.bias", (num_outputs,), dtype=torch.float32) if has_bias else None
-            return context.read(f"{name}.weight", (num_outputs, num_inputs), dtype=torch.float32), bias
-
-        model.get_submodule(parent)._modules[child] = WholeLinear(context, read)
-        return
-    for key, parameter in module._parameters.items():
-        if parameter is not None and parameter.is_floating_point():
-            module._parameters[key] = nn.Parameter(parameter.float(), requires_grad=False)
 
 
 class TransformersEncoder:
@@ -105,7 +84,7 @@ class TransformersEncoder:
         self._context = context
         self._plan = plan
         self._special = _special_tokens(model.config, spec.vocab_size).to(context.device)
-        self._head = _Head(model, source, plan.output, keeps_states=plan.needs_whole_class)
+        self._head = EncoderHead(model, source, plan.output, keeps_states=plan.needs_whole_class)
         self._attention: AttentionOfSequences | None = None
         self._tokens_at_once = 0  # each sequence alone
         self.label_poolings: Sequence[SequencePooling] = ()
@@ -260,57 +239,3 @@ def _special_tokens(config: PretrainedConfig, vocab_size: int) -> Tensor:
     names = ("mask_token_id", "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id")
     found = [getattr(config, name, None) for name in names]
     return torch.tensor([each for each in found if type(each) is int and 0 <= each < vocab_size], dtype=torch.int64)
-
-
-class _Head:
-    """Runs the class's code behind its hidden states: [n, hidden] → [n, labels or vocabulary].
-
-    Each row is a sequence of one token; the module whose output are the hidden states, `source`, returns them.
-    """
-
-    def __init__(self, model: PreTrainedModel, source: nn.Module, output: Any, *, keeps_states: bool) -> None:
-        """Takes as `output` the result of `source` in a dry run."""
-        self._model = model
-        self._output = output
-        self._given: Tensor | None = None
-        self._seen: Tensor | None = None
-        plain = source.forward
-
-        @functools.wraps(plain)  # with its signature, which tells what it takes
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._given is not None:
-                return _with_first(self._output, self._given)
-            result = plain(*args, **kwargs)
-            if keeps_states:
-                self._seen = first_tensor(result)
-            return result
-
-        vars(source)["forward"] = forward
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        if not len(hidden):
-            return self(hidden.new_zeros(1, hidden.shape[1]))[:0]
-        self._given = hidden.unsqueeze(1)
-        try:
-            token_ids = torch.zeros(len(hidden), 1, dtype=torch.int64, device=hidden.device)
-            logits = self._model(input_ids=token_ids).logits
-        finally:
-            self._given = None
-        return logits if logits.dim() == 2 else logits[:, 0]
-
-    def take_states(self) -> Tensor:
-        """Returns the hidden states of the last run of the whole class."""
-        seen, self._seen = self._seen, None
-        assert seen is not None
-        return seen
-
-
-def _with_first(output: Any, hidden: Tensor) -> Any:
-    """Returns a module's result with `hidden` in the place of its first tensor."""
-    if isinstance(output, Tensor):
-        return hidden
-    if isinstance(output, tuple):
-        return (hidden, *output[1:])
-    output = copy.copy(output)
-    output[next(iter(output))] = hidden
-    return output
