@@ -83,6 +83,8 @@ class SentenceModel(Struct, frozen=True, kw_only=True):
     includes_prompt: bool = True  # in the mean of a text's tokens, where a named prompt is before it
     pair_template: str | None = None  # the name of the chat template that writes pairs; None: the tokenizer does
     template_variables: dict[str, Any] = {}  # for it
+    score_tokens: list[int] = []  # the score is the logit of the last, less that of the first if there are two
+    score_activation: str | None = None  # makes probabilities of scores: a class of torch.nn.modules
 
 
 class TokenHead(Struct, frozen=True, kw_only=True):
@@ -113,6 +115,17 @@ class TokenScores(Struct, frozen=True, kw_only=True):
     as_difference: bool = False
 
 
+RANKING_TOKENS = ("<|embed_token|>", "<|rerank_token|>")
+"""The tokens behind each document, and behind the query, in the prompts of Jina's list rerankers."""
+
+
+class RankingTokens(Struct, frozen=True, kw_only=True):
+    """The ids of `RANKING_TOKENS`, whose vectors are those of a prompt's documents and query."""
+
+    document: int
+    query: int
+
+
 class PoolingSpec(Struct, frozen=True, kw_only=True):
     """A model whose output is vectors: what it can do, and how.
 
@@ -125,6 +138,8 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
             class and a softmax of several.
         token_scores: None: the checkpoint has a classifier.
         token_heads: the heads of tasks with one of their own.
+        projection: the name of a linear layer among the weights, from hidden states to vectors; None: there is none.
+        ranking: of a model that reads a query and all its documents in one prompt; None: it does not.
         embedding_size: elements of a vector.
         includes_prompt: the mean of a text's tokens has those of a named prompt before it.
         joins_texts: a pair is one text for the model, where no template writes it.
@@ -142,6 +157,8 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     score_activation: str = "auto"
     token_scores: TokenScores | None = None
     token_heads: dict[PoolingTask, TokenHead] = {}
+    projection: str | None = None
+    ranking: RankingTokens | None = None
     logit_mean: float | None = None
     logit_sigma: float | None = None
     step_tag_id: int | None = None

@@ -23,6 +23,7 @@ class Pooling(Struct, array_like=True, frozen=True):
         activation: apply the head's activation: a vector's normalization, or the function that makes probabilities.
         dimensions: keep a vector's first elements; None keeps all.
         step_tag_id: with `all`, keep the vectors of tokens with this id; None keeps all.
+        tag_ids: with `all`, keep the vectors of tokens with one of these ids; empty: keep all.
         columns: keep these elements of each vector, in this order; None keeps all.
         chunk_size: with `all`, tokens whose mean is one vector; None: each token has its own.
         num_lead_tokens: with `mean`, first tokens of the prompt that are left out.
@@ -41,6 +42,7 @@ class Pooling(Struct, array_like=True, frozen=True):
     without_first: int | None = None
     without_last: int | None = None
     is_flat: bool = False
+    tag_ids: list[int] = []
 
 
 EMBED = "embed"

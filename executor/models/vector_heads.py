@@ -125,6 +125,8 @@ def build_heads(
         return heads
     if pooling.embeds:
         dense = [_dense_layer(spec, layer, context.device) for layer in pooling.dense]
+        if pooling.projection is not None:
+            dense = [[linear_head(context, pooling.projection, pooling.embedding_size, spec.hidden_size)]]
         heads.setdefault(EMBED, EmbeddingHead([part for parts in dense for part in parts]))
         for task, head in pooling.token_heads.items():
             linear = _stored_linear(Path(spec.path) / head.file, spec.hidden_size, context.device)
@@ -160,9 +162,9 @@ def _classifier(spec: ModelSpec, pooling: PoolingSpec, context: ModelContext) ->
     classes, hidden = len(pooling.classes), spec.hidden_size
     for name in ("score", "classifier", "v_head"):
         if _is_stored(context, name):
-            return _linear(context, name, classes, hidden)
+            return linear_head(context, name, classes, hidden)
     if _is_stored(context, "score.0") and _is_stored(context, "score.2"):
-        first, last = _linear(context, "score.0", hidden, hidden), _linear(context, "score.2", classes, hidden)
+        first, last = linear_head(context, "score.0", hidden, hidden), linear_head(context, "score.2", classes, hidden)
         return lambda x: last(torch.relu(first(x)))
     raise ModelLoadError(
         f"{spec.name} has no classifier: neither score, classifier nor v_head is among its weights. Serve it with "
@@ -175,7 +177,8 @@ def _is_stored(context: ModelContext, layer: str) -> bool:
     return context.weights.shapes is None or context.find(f"{layer}.weight") is not None
 
 
-def _linear(context: ModelContext, name: str, out_features: int, in_features: int) -> Linear:
+def linear_head(context: ModelContext, name: str, out_features: int, in_features: int) -> Linear:
+    """Reads a linear layer of a head, with its bias if the checkpoint has one."""
     weight = context.read(f"{name}.weight", (out_features, in_features), dtype=torch.float32)
     has_bias = context.find(f"{name}.bias") is not None
     bias = context.read(f"{name}.bias", (out_features,), dtype=torch.float32) if has_bias else None

@@ -44,6 +44,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
     own = _object(folder / "config_sentence_transformers.json")
     texts: dict[str, Any] = next((found for name in _TOKENIZED if (found := _object(folder / name))), {})
     dense, pooling, fault, normalizes, pools, includes_prompt = [], None, None, False, False, True
+    score_tokens: list[int] = []
     for module in modules:
         place = checkpoint_file.check_inside(folder, module.get("path") or "", path) / "config.json"
         match str(module.get("type")).rpartition(".")[2]:
@@ -58,6 +59,8 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
                 dense.append(_dense(_object(place), str(module.get("path") or ""), place))
             case "Normalize":
                 normalizes = True
+            case "LogitScore":
+                score_tokens = _score_tokens(_object(place), place)
     made: SentenceKind = "token vectors" if dense and not pools else "vectors"
     kind = _KINDS.get(str(own.get("model_type")), made)
     similarity = own.get("similarity_fn_name")
@@ -76,6 +79,8 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
         includes_prompt=includes_prompt,
         pair_template=template,
         template_variables=variables,
+        score_tokens=score_tokens,
+        score_activation=own.get("activation_fn") if isinstance(own.get("activation_fn"), str) else None,
     )
 
 
@@ -132,6 +137,15 @@ def _splade(config: dict[str, Any], path: Path) -> tuple[SequencePooling | None,
         f"{path} asks for {strategy} of {activation}; max and sum of relu are there alone. Choose one with "
         '--pooler-config \'{"seq_pooling_type": "SPLADE_MAX"}\'.'
     )
+
+
+def _score_tokens(config: dict[str, Any], path: Path) -> list[int]:
+    """The token whose logit is the score, behind the one whose logit is subtracted, if there is one."""
+    found = [config.get(name) for name in ("false_token_id", "true_token_id")]
+    tokens = [each for each in found if each is not None]
+    if found[1] is None or not all(type(each) is int and each >= 0 for each in tokens):
+        raise ConfigError(f"{path} must have true_token_id, and may have false_token_id: ids of tokens; got {config}.")
+    return tokens
 
 
 def _dense(config: dict[str, Any], folder: str, path: Path) -> DenseLayer:

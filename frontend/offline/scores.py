@@ -4,12 +4,15 @@ both."""
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.offline.vectors import OnVectors, VectorBatch, VectorRunner, VectorsOutput
 from quire.frontend.outputs import PoolingOutput, ScoringRequestOutput
 from quire.frontend.requests.comparisons import cosine, late_interaction
+from quire.frontend.requests.ranked_lists import check_list_options, list_scores, lists_of, write_list
 from quire.frontend.requests.scored_pairs import PairOptions
 from quire.frontend.requests.tokenization import Tokenization
 
@@ -88,6 +91,8 @@ class Scorer:
         params.task = task
         if task == "classify":
             return await self._together(first, second, params, tokenization, template, on_output)
+        if spec.ranking is not None:
+            return await self._in_lists(first, second, params, tokenization, on_output)
         return await self._apart(first, second, params, tokenization, _COMPARISONS[task], on_output)
 
     async def _together(
@@ -104,6 +109,27 @@ class Scorer:
         prompts = await writer.write(pairs, _options(params, tokenization), ("data_1", "data_2"))
         outputs = await self._runner.run(VectorBatch(prompts, [params] * len(prompts)), on_output)
         return [ScoringRequestOutput.from_base(output) for output in outputs]
+
+    async def _in_lists(
+        self,
+        first: Sequence[str],
+        second: Sequence[str],
+        params: PoolingParams,
+        tokenization: Tokenization,
+        on_output: OnVectors,
+    ) -> list[ScoringRequestOutput]:
+        options, writer = _options(params, tokenization), self._llm.pair_writer()
+        check_list_options(options)
+        queries = await writer.shorten(first, options.first_limit, "max_tokens_per_query")
+        documents = await writer.shorten(second, options.second_limit, "max_tokens_per_doc")
+        texts = [write_list(*each, options.variables) for each in lists_of(queries, documents)]
+        batch = VectorBatch(texts, [params] * len(texts), tokenization)
+        outputs = await self._runner.run(batch, on_output)
+        return [
+            ScoringRequestOutput.from_base(msgspec.structs.replace(output, outputs=PoolingOutput.of([score])))
+            for output in outputs
+            for score in list_scores(output.outputs.array)
+        ]
 
     async def _apart(
         self,

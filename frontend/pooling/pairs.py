@@ -11,6 +11,7 @@ from quire.frontend.pooling.inputs import Inputs
 from quire.frontend.pooling.tasks import Tasks
 from quire.frontend.requests.comparisons import cosine, late_interaction
 from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.ranked_lists import check_list_options, list_scores, lists_of, write_list
 from quire.frontend.requests.scored_pairs import PairOptions, PairWriter, Sides
 from quire.frontend.requests.time_slices import in_time_slices
 
@@ -56,6 +57,8 @@ class PairScoring:
             case "token vectors":
                 outputs = await self._read_apart(sides, options, caller, "token_embed")
                 return await self._compare(late_interaction, outputs)
+            case "lists":
+                return await self._read_lists(sides, options, caller)
 
     async def _compare(
         self, compare: "Callable[[np.ndarray, np.ndarray], float]", outputs: tuple[Outputs, Outputs]
@@ -75,6 +78,18 @@ class PairScoring:
         params = PoolingParams(task="classify", use_activation=options.use_activation)
         outputs = await self._encoding.encode(prompts, params, caller)
         return PairScores([float(output.outputs.array[0]) for output in outputs], _num_tokens(outputs))
+
+    async def _read_lists(self, sides: Sides, options: PairOptions, caller: Caller) -> PairScores:
+        check_list_options(options)
+        first = await self._writer.shorten(sides.first, options.first_limit, "max_tokens_per_query")
+        second = await self._writer.shorten(sides.second, options.second_limit, "max_tokens_per_doc")
+        texts = [write_list(*each, options.variables) for each in lists_of(first, second)]
+        prompts = await self._inputs.read_prompts(texts, name=sides.names[1])
+        prompts = self._inputs.fit(prompts, None, has_special_tokens=True, name=sides.names[1])
+        params = PoolingParams(task="token_embed", use_activation=options.use_activation)
+        outputs = await self._encoding.encode(prompts, params, caller)
+        scores = [score for output in outputs for score in list_scores(output.outputs.array)]
+        return PairScores(scores, _num_tokens(outputs))
 
     async def _read_apart(
         self, sides: Sides, options: PairOptions, caller: Caller, task: PoolingTask

@@ -7,8 +7,10 @@ from quire.core.errors import ParameterError
 from quire.core.wire.pooling import PoolingTask
 from quire.frontend.async_llm import AsyncLLM
 
-Comparison = Literal["vectors", "token vectors", "pairs"]
-"""The way to a score of two texts: each has a vector, each has vectors of its tokens, or the model reads both."""
+Comparison = Literal["vectors", "token vectors", "pairs", "lists"]
+"""The way to a score of two texts: each has a vector, each has vectors of its tokens, or the model reads both, or one
+with a list of others.
+"""
 
 _NEEDS: dict[PoolingTask, str] = {
     "embed": "makes no vectors of texts",
@@ -89,7 +91,7 @@ class Tasks:
             case "embed":
                 return "vectors"
             case "token_embed":
-                return "token vectors"
+                return "token vectors" if self.spec.ranking is None else "lists"
             case "classify" if len(self.spec.classes) == 1:
                 return "pairs"
         raise WrongTaskError(

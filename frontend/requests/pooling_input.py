@@ -96,9 +96,10 @@ class PoolingInput:
             return Pooling(_METHODS[spec.sequence], head, activation, self._dimensions(spec, params))
         chunks = params.late_chunking_params
         step_tag_id = self._step_tag(spec, params)
-        if chunks is not None and step_tag_id is not None:
+        if chunks is not None and (step_tag_id is not None or spec.ranking is not None):
+            remedy = "leave step_tag_id out" if spec.ranking is None else "this model has none; leave them out"
             raise ParameterError(
-                "late_chunking_params need the vectors of all tokens; leave step_tag_id out.",
+                f"late_chunking_params need the vectors of all tokens; {remedy}.",
                 param="late_chunking_params",
             )
         return Pooling(
@@ -112,6 +113,7 @@ class PoolingInput:
             without_first=None if own is None else own.without_first,
             without_last=None if own is None else own.without_last,
             is_flat=own is not None and own.is_flat,
+            tag_ids=[] if spec.ranking is None else [spec.ranking.document, spec.ranking.query],
         )
 
     def longest_prompt(self, pooling: Pooling, limit: ContextLimit) -> int | None:

@@ -129,8 +129,13 @@ class Encoder:
     num_layer_outputs = 0
 
     def __init__(
-        self, embed: Embedding, layers: Sequence[EncoderLayer], heads: Heads, norm: Norm | None = None
+        self,
+        embed: Embedding,
+        layers: Sequence[EncoderLayer],
+        heads: Heads,
+        norm: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """Takes as `norm` what maps the last layer's output to hidden states."""
         self._embed = embed
         self._layers = layers
         self._norm = norm
@@ -198,16 +203,23 @@ def relative_bias(table: Tensor, num_tokens: int, max_distance: int, *, is_causa
     """Spreads biases of buckets of distances, `table` [num_buckets, num_heads], over the distances of a sequence.
 
     Returns `AttentionForm.distance_bias`. Half of the buckets are for keys after the query, and none if it `is_causal`.
-    Of those for one side, the first half has a distance each; the others grow with its logarithm, up to `max_distance`
-    (arXiv:1910.10683).
     """
     count = table.shape[0] if is_causal else table.shape[0] // 2
-    near, reach = count // 2, min(max_distance, max(1, num_tokens - 1))
+    reach = min(max_distance, max(1, num_tokens - 1))
     distances = torch.arange(-reach, reach + 1)
-    size = (-distances).clamp(min=0) if is_causal else distances.abs()
-    share = (size.clamp(min=1).float() / near).log() / math.log(max_distance / near)
-    far = (near + (share * (count - near)).long()).clamp(max=count - 1)
-    buckets = torch.where(size < near, size, far)
+    buckets = distance_buckets((-distances).clamp(min=0) if is_causal else distances.abs(), count, max_distance)
     if not is_causal:
         buckets = (distances > 0) * count + buckets
     return table.index_select(0, buckets.to(table.device)).t().contiguous()
+
+
+def distance_buckets(distances: Tensor, count: int, max_distance: int) -> Tensor:
+    """Maps `distances` [...] int64, at least 0, to `count` buckets.
+
+    The first half of them has a distance each; the others grow with its logarithm, up to `max_distance`
+    (arXiv:1910.10683).
+    """
+    near = count // 2
+    share = (distances.clamp(min=1).float() / near).log() / math.log(max_distance / near)
+    far = (near + (share * (count - near)).long()).clamp(max=count - 1)
+    return torch.where(distances < near, distances, far)

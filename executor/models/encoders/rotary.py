@@ -1,22 +1,28 @@
 """Encoders with rotary positions: ModernBERT, EuroBERT, and BERT's kin without learned positions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.core.config.pooling import SequencePooling
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.sequence import SequenceAttention
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.linear import ColumnLinear
 from quire.executor.layers.mlp import MLP, GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.positions.rotary import RotaryEmbedding
-from quire.executor.models.decoder import FeedForward, SettingError, activation_of, size_of
+from quire.executor.models.decoder import FeedForward, activation_of, size_of
 from quire.executor.models.encoders.encoder import (
     Encoder,
     EncoderEmbedding,
     PostNormLayer,
     PreNormLayer,
     encoder_shape,
+    projection,
     renamed,
 )
 from quire.executor.models.encoders.heads import (
@@ -115,11 +121,6 @@ class EuroBertModel(Encoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        if labels_sequences(spec) and config.get("classifier_pooling", "late") == "late":
-            raise SettingError(
-                f"{spec.name}: config.json's classifier_pooling 'late', the mean of all tokens' labels, is not "
-                "supported, only bos and mean."
-            )
         pieces = {"attention_norm": Piece("input_layernorm"), "mlp_norm": Piece("post_attention_layernorm")}
         context = renamed(context, ("model",), "layers.{}", pieces, {WORDS: "embed_tokens", "norm": "norm"})
         style = NormStyle(config.get("rms_norm_eps", 1e-5))
@@ -141,12 +142,29 @@ class EuroBertModel(Encoder):
                 context.ops, norm(f"{name}.attention_norm"), attention, norm(f"{name}.mlp_norm"), mlp
             )  # fmt: skip
 
+        last: Norm | _Activated = norm("norm")
+        self.label_poolings: Sequence[SequencePooling] = ()
+        if labels_sequences(spec) and config.get("classifier_pooling", "late") == "late":
+            # The labels of a text are the mean of those of its tokens: the mean of what their last layer reads.
+            last = _Activated(last, projection(context, "dense", size, size, bias=True))
+            forms, self.label_poolings = forms._replace(dense=None), ("MEAN",)
         super().__init__(
             EncoderEmbedding(context, words),
             [layer(f"model.layers.{index}") for index in range(spec.num_layers)],
             read_heads(spec, context, words, forms, style),
-            norm("norm"),
+            last,
         )
+
+
+class _Activated:
+    """A norm, and behind it a linear layer and its activation."""
+
+    def __init__(self, norm: Norm, linear: ColumnLinear) -> None:
+        self._norm = norm
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.gelu(self._linear(self._norm(x)))
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,8 @@ def _tagged(pooling: Pooling, prompt: np.ndarray) -> np.ndarray | None:
     """Returns the positions of the tokens of `prompt` that get vectors; None: all do."""
     if pooling.step_tag_id is not None:
         return np.flatnonzero(prompt == pooling.step_tag_id)
+    if pooling.tag_ids:
+        return np.flatnonzero(np.isin(prompt, pooling.tag_ids))
     if pooling.chunk_size is not None:
         return None
     start = int(prompt[0] == pooling.without_first)

@@ -74,6 +74,7 @@ def test_every_architecture_is_tried() -> None:
     tried |= {architecture for _, architecture, _ in ENCODER_DECODERS.values()}
     tried |= {f"{stem}EncoderModel" for _, stem, _ in T5.values()} | {"JinaBertModel"}
     tried |= {"InternLM2ForCausalLM", "NVEmbedModel"}  # tests/executor/models/test_hub_decoders.py
+    tried |= {"JinaForRanking"}  # tests/frontend/pooling/test_lists.py
     assert {ARCHITECTURES[architecture] for architecture in tried} == set(ARCHITECTURES.values())
 
 

@@ -45,6 +45,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"local_attention": 8, "attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True},
     ),
     "eurobert": ("eurobert", "EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "mean"}),
+    "eurobert-late": ("eurobert", "EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "late"}),
     "gte": ("gte", "Gte", {}),
     "gte-no-types": ("gte", "Gte", {"type_vocab_size": 0}),
     "nomic": ("nomic_bert", "NomicBert", {}),

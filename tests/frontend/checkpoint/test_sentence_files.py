@@ -165,6 +165,7 @@ def test_a_cross_encoder_whose_pairs_are_messages(
         ({"modules.json": [1]}, "must list modules"),
         ({"modules.json": modules("T", f"{OLD}Dense"), "1_Dense/config.json": {}}, "in_features and out_features"),
         ({"modules.json": [], "sentence_bert_config.json": {"max_seq_length": "x"}}, "max_seq_length"),
+        ({"modules.json": modules("T", f"{OLD}LogitScore"), "1_LogitScore/config.json": {}}, "must have true_token_id"),
         ({"modules.json": [], "config_sentence_transformers.json": {"prompts": ["x"]}}, "texts by name"),
         (
             {

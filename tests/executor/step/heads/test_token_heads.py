@@ -1,5 +1,6 @@
-"""Heads of bge-m3 for tokens: the formulas of its paper (arXiv:2402.03216) on the library's hidden states."""
+"""Heads for tokens, of bge-m3 (arXiv:2402.03216) and ColBERT (2004.12832), on the library's hidden states."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.config.pooling import PoolingSpec
@@ -87,3 +89,20 @@ def test_a_file_of_another_size_is_refused(m3: tuple[Path, Any], tmp_path: Path)
     torch.save(torch.nn.Linear(SIZE + 1, 1).state_dict(), tmp_path / "sparse_linear.pt")
     with pytest.raises(ModelLoadError, match="has no weight of 48 inputs"):
         outputs(tmp_path, task="token_classify")
+
+
+@pytest.mark.parametrize("place", ["config.json", "artifact.metadata"])
+def test_vectors_of_tokens_of_colbert(place: str, tmp_path: Path) -> None:
+    """`HF_ColBERT` (arXiv:2004.12832): BERT, and a linear layer of its own."""
+    reference = write_encoder(tmp_path, "bert", "ForMaskedLM", max_position_embeddings=300)
+    weight = torch.randn(12, SIZE, generator=torch.Generator().manual_seed(1))
+    save_file(load_file(tmp_path / "model.safetensors") | {"linear.weight": weight}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own = json.loads((tmp_path / place).read_text()) if place == "config.json" else {}
+    (tmp_path / place).write_text(json.dumps(own | {"dim": 12}))
+    spec, found = outputs(tmp_path)
+    assert (spec.tasks, spec.embedding_size) == (["token_embed"], 12)
+    for vectors, prompt in zip(found, PROMPTS, strict=True):
+        expected = F.normalize(F.linear(hidden_states(reference, prompt), weight), dim=-1)
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)

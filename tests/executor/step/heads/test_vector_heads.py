@@ -184,6 +184,36 @@ class TestClassifiers:
         expected = [each[[tokens[no], tokens[yes]]].softmax(-1) for each in logits]
         check(computed(folder, hf_overrides=rows), expected)
 
+    @pytest.mark.parametrize(
+        ("tokens", "saved", "activation"),
+        [
+            ({"true_token_id": 41, "false_token_id": 40}, {}, torch.sigmoid),
+            ({"true_token_id": 41, "false_token_id": None}, {}, torch.sigmoid),
+            ({"true_token_id": 41}, {"activation_fn": "torch.nn.modules.linear.Identity"}, lambda score: score),
+        ],
+    )
+    def test_scores_of_a_module_of_sentence_transformers(
+        self, copy: Copy, tokens: dict[str, Any], saved: dict[str, Any], activation: Any
+    ) -> None:
+        """The formula of `LogitScore` in sentence-transformers 6.2, and the default activation of its CrossEncoder."""
+        kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+        modules = [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.{kind}"}
+            for index, (kind, path) in enumerate(zip(kinds, ("", "1_LogitScore"), strict=True))
+        ]
+        files = {
+            "modules.json": modules,
+            "1_LogitScore/config.json": tokens,
+            "config_sentence_transformers.json": {"model_type": "CrossEncoder", **saved},
+        }
+        folder = copy(None, files)
+        reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.inference_mode():
+            logits = [reference(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS]
+        no = tokens.get("false_token_id")
+        scores = [each[41] if no is None else each[41] - each[no] for each in logits]
+        check(computed(folder), [activation(score).unsqueeze(0) for score in scores])
+
     def test_rewards_at_the_ends_of_steps(self, copy: Copy) -> None:
         tag = PROMPTS[2][7]
         tensors = {
