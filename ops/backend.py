@@ -83,17 +83,18 @@ class PairBias(NamedTuple):
     """Biases of pairs of a query and a key, by the distance between them (disentangled attention, arXiv:2006.03654).
 
     A score gets `of_queries[query, head, query_buckets[d]] + of_keys[key, head, key_buckets[d]]`, where d is the key's
-    position less the query's, plus `reach`.
+    position less the query's, plus `reach`. Greater distances count as `reach`.
 
     Attributes:
-        of_queries: and `of_keys`: [num_tokens, num_heads, num_buckets], of the tokens of a step.
-        query_buckets: and `key_buckets`: [2 * reach + 1] int64; no distance is greater than `reach`.
+        of_queries: and `of_keys`: [num_tokens, num_heads, num_buckets], of the tokens of a step. Over pages, there are
+            none of keys.
+        query_buckets: and `key_buckets`: [2 * reach + 1] int64.
     """
 
     of_queries: Tensor
-    of_keys: Tensor
+    of_keys: Tensor | None
     query_buckets: Tensor
-    key_buckets: Tensor
+    key_buckets: Tensor | None
 
 
 class AttentionForm(NamedTuple):
@@ -114,7 +115,7 @@ class AttentionForm(NamedTuple):
             arXiv:2108.12409).
         distance_bias: [num_heads, 2 * reach + 1] float32; the number of the key position less the query position, from
             -reach to reach, is added to a score. Greater distances count as those (arXiv:1910.10683).
-        pair_bias: for `sequence_attention` alone.
+        pair_bias: biases that tokens compute.
     """
 
     scale: float

@@ -42,6 +42,8 @@ _GENERATING = (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 """Model types that generate text, with their classes."""
+_SIDES = frozenset({"t5gemma2_decoder"})
+"""Types of one side of a model with an encoder and a decoder."""
 _OUTER = ("tie_word_embeddings",)
 """Fields that a model with a text model inside reads outside of it."""
 _ROTARY = {
@@ -65,7 +67,7 @@ def table() -> dict[str, dict[str, Any]]:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     entries: dict[str, dict[str, Any]] = {}
-    known = {name for mapping in _GENERATING for name in mapping} | ENCODER_TYPES
+    known = {name for mapping in _GENERATING for name in mapping} | ENCODER_TYPES | _SIDES
     left = sorted(known & {*CONFIG_MAPPING})
     while left:
         name = left.pop()

@@ -1,8 +1,10 @@
-"""Compares every decoder and encoder of text that Transformers has with Quire, and writes docs/models.md.
+"""Compares every decoder and encoder of text that Transformers has, and every model with both, with Quire, and writes
+docs/models.md.
 
     .venv/bin/python -m scripts.model_coverage [--only NAME ...] [--again] [--jobs 1] [--write]
 
-A tiny random checkpoint of each model type runs in a process of its own; `encoder/bert` names that of an encoder.
+A tiny random checkpoint of each model type runs in a process of its own; `encoder/bert` names that of an encoder,
+and `encoder-decoder/bart` that of a model with both.
 Results are kept in docs/models.json, each with the commit that it was measured at, and only missing ones are computed.
 """
 
@@ -23,7 +25,7 @@ import transformers
 from quire.core.config.model import ModelImplementation
 from quire.core.errors import ConfigError
 from quire.executor.models.architectures import ARCHITECTURES
-from tests.executor.models import any_encoder
+from tests.executor.models import any_encoder, any_encoder_decoder
 from tests.executor.models.coverage import TOLERANCE, measure
 from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
 
@@ -32,11 +34,12 @@ RESULTS = ROOT / "docs" / "models.json"
 SECONDS = 300
 """A model type has as many."""
 _REASON = 120  # letters
-_ENCODER = "encoder/"
-"""Before the model types of encoders, in the names of results."""
+_ENCODER, _BOTH = "encoder/", "encoder-decoder/"
+"""Before the model types of encoders, and of models with an encoder and a decoder, in the names of results."""
 
 DECODERS = MODEL_TYPES
 ENCODERS = [f"{_ENCODER}{name}" for name in any_encoder.MODEL_TYPES]
+ENCODER_DECODERS = [f"{_BOTH}{name}" for name in any_encoder_decoder.MODEL_TYPES]
 
 Result = dict[str, Any]
 
@@ -49,7 +52,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/models.md")
     args = parser.parse_args()
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    chosen = args.only or [*DECODERS, *ENCODERS]
+    chosen = args.only or [*DECODERS, *ENCODERS, *ENCODER_DECODERS]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     missing = [name for name in chosen if args.again or name not in results]
     for first in range(0, len(missing), args.jobs):
@@ -93,6 +96,8 @@ def compare(name: str) -> Result:
     torch.set_num_threads(1)
     if name.startswith(_ENCODER):
         return _compare_encoder(name.removeprefix(_ENCODER))
+    if name.startswith(_BOTH):
+        return _compare_encoder_decoder(name.removeprefix(_BOTH))
     return _compare_decoder(name)
 
 
@@ -129,6 +134,17 @@ def _compare_encoder(model_type: str) -> Result:
     return result if set(result["classes"][first]) != {"error"} else result["classes"][first]
 
 
+def _compare_encoder_decoder(model_type: str) -> Result:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            reference = any_encoder_decoder.write_checkpoint(folder, model_type)
+        except Exception as error:  # whatever the library raises
+            return {"error": f"Transformers: {_text(error)}"}
+        found = _measured(folder, lambda: any_encoder_decoder.measure(folder, reference))
+        return {"architecture": any_encoder_decoder.architecture_of(model_type), "quire": found}
+
+
 def _implementations(architecture: str) -> tuple[ModelImplementation, ...]:
     return ("quire", "transformers") if architecture in ARCHITECTURES else ("transformers",)
 
@@ -159,6 +175,7 @@ def page(results: dict[str, Result]) -> str:
         for name in ENCODERS
         for architecture, found in results.get(name, {}).get("classes", {}).items()
     }
+    both = {name.removeprefix(_BOTH): results[name] for name in ENCODER_DECODERS if name in results}
     return "\n".join(
         [
             "# Models",
@@ -166,7 +183,9 @@ def page(results: dict[str, Result]) -> str:
             f"Every decoder of text that Transformers {transformers.__version__} has, as a tiny random checkpoint in "
             f"float32: Quire serves {_count(decoders)} with log-probabilities within {TOLERANCE:g} of the "
             "library's at every position, and the same greedy tokens. Of the [encoders](#encoders) it serves "
-            f"{_count(encoders)} with hidden states, labels and scores of the vocabulary within the same bound.",
+            f"{_count(encoders)} with hidden states, labels and scores of the vocabulary within the same bound, and of "
+            f"the [models with an encoder and a decoder](#encoder-decoders) {_count(both)}, with log-probabilities and "
+            "tokens as those of decoders.",
             "",
             "A figure is the largest difference over a prompt in chunks of odd sizes, together with another request, "
             "and after a cached prefix. If a prompt's tokens see each other, it is that over a whole prompt and its "
@@ -182,6 +201,12 @@ def page(results: dict[str, Result]) -> str:
             "largest number where that exceeds 1.",
             "",
             *_section(encoders),
+            "## Encoder-decoders",
+            "",
+            "A figure is the largest difference over greedy outputs for five inputs of 1 to 90 tokens, and over a "
+            "prompt of the decoder, all computed together. [encoder_decoder.md](encoder_decoder.md) says how to ask.",
+            "",
+            *_section(both),
             *_missing([name for name in ENCODERS if name not in results]),
         ]
     )
@@ -226,13 +251,15 @@ def _section(results: dict[str, Result]) -> list[str]:
 
 
 WITHOUT_A_PATH = {
+    "bigbird_pegasus": "its encoder attends to blocks that are drawn at random",
+    "nllb-moe": "an expert takes so many tokens of a batch, and a token's output depends on the others",
+    "pegasus_x": "its encoder keeps rows of its own beside the tokens', to which all attend in a second softmax",
+    "switch_transformers": "an expert takes so many tokens of a batch, and a token's output depends on the others",
     "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams besides "
     "the tokens' own, and its code takes a whole prompt or one token",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "
     "what it keeps of them are hidden states",
     "canine": "its tokens are the code points of letters, of which there is no vocabulary",
-    "EuroBertForSequenceClassification": "`classifier_pooling` late, the library's default, is the mean of all tokens' "
-    "labels; cls and mean are served",
     "FunnelForSequenceClassification": "its hidden states are of groups of tokens",
     "perceiver": "its hidden states are those of latents, and its tokens have none",
     "t5gemma": "the library writes no sizes of an encoder alone",

@@ -12,6 +12,8 @@ _BEHIND_PADDING = (
     "camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
 """Model types whose sequences begin behind the position of padding, which has the number of its token."""
+_PREDICTING = ("prophetnet",)
+"""Such model types whose last position is that of the token to be predicted."""
 _FIXED_PADDING = {"mpnet": 1}
 """Those of them whose position of padding is the same whatever its token."""
 
@@ -29,6 +31,8 @@ def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
     rope = _rope(config, path)
     if config.get("model_type") in _STATE_EXTENDED:
         return positions
+    if config.get("model_type") in _PREDICTING:
+        return positions - 1 - _first_position({"pad_token_id": 0, **config}, positions - 1, path)
     if config.get("model_type") in _BEHIND_PADDING:
         return positions - _first_position(config, positions, path)
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from quire.core.config.resolved import EncoderSpec
 from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.config_defaults import complete
 from quire.frontend.checkpoint.speech_tokens import SpeechTokens
 
 _GENERATING_ENDS = ("ForConditionalGeneration", "MTModel")
@@ -17,6 +18,7 @@ DECODER_FIELDS: dict[str, tuple[str, ...]] = {
     "vocab_size": ("decoder_vocab_size", "tgt_vocab_size"),
     "num_layers": ("decoder_layers", "num_decoder_layers"),
     "num_attention_heads": ("decoder_attention_heads", "num_decoder_attention_heads"),
+    "max_position_embeddings": ("max_decoder_position_embeddings",),
 }
 """Our name, then fields that say it of the decoder alone. Other fields may say it of the encoder."""
 
@@ -52,11 +54,15 @@ def is_encoder_decoder(config: Mapping[str, Any], architecture: str) -> bool:
 
 
 def with_decoder(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the fields of its object `decoder` at the top, where there is one of a model with both sides."""
-    inner = config.get("decoder")
+    """`config` with the fields of its object `decoder` at the top, where there is one of a model with both sides.
+
+    Both sides get the defaults of their classes.
+    """
+    inner, encoder = config.get("decoder"), config.get("encoder")
     if not config.get("is_encoder_decoder") or not isinstance(inner, dict):
         return dict(config)
-    return {**inner, **{name: value for name, value in config.items() if name != "decoder"}}
+    whole = {**complete(inner), **{name: value for name, value in config.items() if name != "decoder"}}
+    return {**whole, "encoder": complete(encoder)} if isinstance(encoder, dict) else whole
 
 
 def read_encoder_spec(config: Mapping[str, Any], max_positions: int, vocab_size: int) -> EncoderSpec:
@@ -72,7 +78,8 @@ def read_encoder_spec(config: Mapping[str, Any], max_positions: int, vocab_size:
         rows := own.get("max_source_positions"), int
     ):
         return EncoderSpec(vocab_size=vocab_size, max_rows=rows, num_channels=channels)
-    own_size, own_positions = own.get("src_vocab_size") or own.get("vocab_size"), own.get("max_position_embeddings")
+    own_size = own.get("src_vocab_size") or own.get("vocab_size")
+    own_positions = own.get("max_encoder_position_embeddings") or own.get("max_position_embeddings")
     return EncoderSpec(
         vocab_size=own_size if isinstance(own_size, int) else vocab_size,
         max_rows=own_positions if isinstance(own_positions, int) else max_positions,

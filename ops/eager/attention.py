@@ -153,17 +153,15 @@ def _by_distance(values: Tensor, distances: Tensor, shape: torch.Size) -> Tensor
 
 
 def _by_pair(bias: PairBias, group: Group, begin: int, shape: torch.Size) -> Tensor:
-    """`PairBias` of the group's queries from `begin` on; pages are tokens → [num_kv_heads, R, heads a KV head, queries,
-    keys].
-    """
+    """`PairBias` of the group's queries from `begin` on → [num_kv_heads, R, heads a KV head, queries, keys]."""
     end = begin + shape[3]
     reach = len(bias.query_buckets) // 2
     index = group.distances(begin, end).squeeze(1).clamp(-reach, reach).long() + reach  # [R, queries, keys]
     queries = group.query_tokens.view(group.num_rows, -1)[:, begin:end]
-    keys = group.pages.view(group.num_rows, -1)
-    by_query = _pick(bias.of_queries[queries], bias.query_buckets[index])
-    by_key = _pick(bias.of_keys[keys], bias.key_buckets[index.transpose(1, 2)]).transpose(2, 3)
-    total = by_query.float() + by_key.float()  # [R, heads, queries, keys]
+    total = _pick(bias.of_queries[queries], bias.query_buckets[index]).float()  # [R, heads, queries, keys]
+    if bias.of_keys is not None and bias.key_buckets is not None:
+        keys = group.pages.view(group.num_rows, -1)  # of sequences without a cache, pages are tokens
+        total = total + _pick(bias.of_keys[keys], bias.key_buckets[index.transpose(1, 2)]).transpose(2, 3).float()
     return total.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
 
 

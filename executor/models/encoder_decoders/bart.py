@@ -1,11 +1,13 @@
 """BART (arXiv:1910.13461) and its kin: mBART (2001.08210), M2M100 and NLLB (2010.11125, 2207.04672), Marian
-(1804.00344), Pegasus (1912.08777).
+(1804.00344), Pegasus (1912.08777), MVP (2206.12131), PLBART (2103.06333).
 
 They differ in the places of norms, and in positions.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +20,14 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.vocabulary import Embedding, VocabEmbedding, VocabularyWeight
-from quire.executor.models.decoder import activation_of, attention_shape, layer_places, size_of, vocabulary_ends
+from quire.executor.models.decoder import (
+    SettingError,
+    activation_of,
+    attention_shape,
+    layer_places,
+    size_of,
+    vocabulary_ends,
+)
 from quire.executor.models.encoder_decoders.encoder_decoder import (
     AddedPositions,
     CrossLayer,
@@ -41,6 +50,7 @@ from quire.executor.models.encoders.encoder import (
 from quire.executor.models.encoders.heads import Heads
 from quire.executor.weights.readers import Shard
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
+from quire.ops.backend import AttentionForm
 
 _PIECES = {
     "self_attn.o_proj": Piece("self_attn.out_proj"),
@@ -55,8 +65,9 @@ _PIECES = {
     "mlp_norm": Piece("final_layer_norm"),
 }
 _STYLE = NormStyle(1e-5, is_centred=True, has_bias=True)
-_FIRST_POSITION = 2  # the rows before it are unused
 _LOGIT_BIAS = "final_logits_bias"
+
+SideName = Literal["encoder", "decoder"]
 
 
 class FlatBias(RearrangedWeights):
@@ -78,7 +89,10 @@ class BartForConditionalGeneration(EncoderDecoder):
 
     Attributes:
         SIZES: fields that config.json must have.
-        HEAD: the name of the head in checkpoints.
+        BASE: the name of all but the head in checkpoints.
+        HEAD: the name of the head.
+        ENCODER_PIECES: names in the encoder's layers that differ from the decoder's.
+        first_position: the row of the first token's position; those before it are unused.
         norms_first: norms are before blocks, and one is after all layers.
         norms_embedding: a norm is after the sum of tokens and positions.
         heeds_scale: `scale_embedding` of config.json has an effect.
@@ -86,14 +100,17 @@ class BartForConditionalGeneration(EncoderDecoder):
     """
 
     SIZES = ("decoder_ffn_dim", "encoder_ffn_dim")
+    BASE = "model"
     HEAD = "lm_head"
+    ENCODER_PIECES: ClassVar[Mapping[str, Piece]] = {}
+    first_position = 2
     norms_first = False
     norms_embedding = True
     heeds_scale = True
     weights_type: type[RearrangedWeights] = FlatBias
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        stem = _stem(context)
+        stem = _stem(context, self.BASE)
         config, size = spec.hf_config, spec.hidden_size
         scale = math.sqrt(size) if self.heeds_scale and config.get("scale_embedding") else 1.0
         decoder = self._renamed(context, f"{stem}decoder", _tokens(context, stem, "decoder"))
@@ -102,7 +119,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         embed, head = vocabulary_ends(spec, decoder, is_tied=is_tied, scale=scale, head_bias=has_bias)
         tokens = _tokens(context, stem, "encoder")
         shared = embed if tokens == _tokens(context, stem, "decoder") else None
-        own = self._renamed(encoder_context(spec, context), f"{stem}encoder", tokens)
+        own = self._renamed(encoder_context(spec, context), f"{stem}encoder", tokens, self.ENCODER_PIECES)
         encoder = self._encoder_of(spec, own, shared, scale)
         norms = [self._named_norm(decoder, f"model.layers.{index}.mlp_norm", size) for index in range(spec.num_layers)]
         layers: list[CrossLayer] = []
@@ -110,16 +127,20 @@ class BartForConditionalGeneration(EncoderDecoder):
             before = norms[place.index - 1] if place.index else None
             layers.append(self._layer(spec, decoder, place, before, norms[place.index]))
         last = self._named_norm(decoder, "last_norm", size) if self.norms_first else norms[-1]
-        super().__init__(encoder, self._positioned(spec, decoder, embed), layers, last, head)
+        super().__init__(encoder, self._positioned(spec, decoder, embed, "decoder"), layers, last, head)
 
-    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
-        """Returns the rows of positions [num_positions, hidden], from that of the first token on."""
-        num_rows = size_of(spec, "max_position_embeddings") + _FIRST_POSITION
-        return position_rows(context, "positions.weight", num_rows, spec.hidden_size, first=_FIRST_POSITION)
+    def position_rows(self, spec: ModelSpec, context: ModelContext, side: SideName) -> Tensor:
+        """Returns the rows of positions of a side [num_positions, hidden], from that of the first token on."""
+        num_rows = size_of(spec, f"max_{side}_position_embeddings", "max_position_embeddings") + self.first_position
+        return position_rows(context, "positions.weight", num_rows, spec.hidden_size, first=self.first_position)
 
-    def _positioned(self, spec: ModelSpec, context: ModelContext, embed: Embedding) -> AddedPositions:
+    def encoder_form(self, spec: ModelSpec, head_dim: int, index: int) -> AttentionForm:
+        """Returns the form of attention in a layer of the encoder."""
+        return AttentionForm(head_dim**-0.5)
+
+    def _positioned(self, spec: ModelSpec, context: ModelContext, embed: Embedding, side: SideName) -> AddedPositions:
         norm = self._named_norm(context, "embedding_norm", spec.hidden_size) if self.norms_embedding else None
-        return AddedPositions(context.ops, embed, self.position_rows(spec, context), norm)
+        return AddedPositions(context.ops, embed, self.position_rows(spec, context, side), norm)
 
     def _encoder_of(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None, scale: float) -> Encoder:
         """Builds the encoder; arguments are those of `_encoder_embedding`."""
@@ -131,7 +152,8 @@ class BartForConditionalGeneration(EncoderDecoder):
 
         def layer(index: int) -> EncoderLayer:
             name = f"model.layers.{index}"
-            attention = SequenceAttention(context, f"{name}.self_attn", shape)
+            form = self.encoder_form(spec, own_head_dim, index)
+            attention = SequenceAttention(context, f"{name}.self_attn", shape, form=form)
             mlp = MLP(context, f"{name}.mlp", size, inner, activation)
             norms = [self._named_norm(context, f"{name}.{norm}", size) for norm in ("attention_norm", "mlp_norm")]
             if self.norms_first:
@@ -155,7 +177,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         if embed is None:
             words = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
             embed = VocabEmbedding(context, words, scale)
-        return self._positioned(spec, context, embed)
+        return self._positioned(spec, context, embed, "encoder")
 
     def _layer(
         self, spec: ModelSpec, context: ModelContext, place: LayerPlace, before: Norm | None, last: Norm
@@ -175,8 +197,11 @@ class BartForConditionalGeneration(EncoderDecoder):
     def _named_norm(self, context: ModelContext, name: str, size: int) -> Norm:
         return _STYLE.layer(context, name, size)
 
-    def _renamed(self, context: ModelContext, side: str, tokens: str) -> ModelContext:
-        """Returns a context that finds the tensors of one side under their names in the checkpoint."""
+    def _renamed(self, context: ModelContext, side: str, tokens: str, pieces: Mapping[str, Piece] = {}) -> ModelContext:
+        """Returns a context that finds the tensors of one side under their names in the checkpoint.
+
+        `pieces` are those of its layers that differ from the decoder's.
+        """
         ends = {
             "lm_head": self.HEAD,
             "model.embed_tokens": tokens,
@@ -184,7 +209,7 @@ class BartForConditionalGeneration(EncoderDecoder):
             "embedding_norm": f"{side}.layernorm_embedding",
             "last_norm": f"{side}.layer_norm",
         }
-        weights = self.weights_type(context.weights, _PIECES, layer=f"{side}.layers.{{}}", ends=ends)
+        weights = self.weights_type(context.weights, {**_PIECES, **pieces}, layer=f"{side}.layers.{{}}", ends=ends)
         return replace(context, weights=weights)
 
 
@@ -194,13 +219,22 @@ class MBartForConditionalGeneration(BartForConditionalGeneration):
     norms_first = True
 
 
+class MvpForConditionalGeneration(BartForConditionalGeneration):
+    """BART, but for prompts of vectors, which no checkpoint turns on."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        if spec.hf_config.get("use_prompt"):
+            raise SettingError(f"{spec.name}: use_prompt is not supported in {spec.architecture}, only false.")
+        super().__init__(spec, context)
+
+
 class M2M100ForConditionalGeneration(BartForConditionalGeneration):
     """Norms before blocks and after all layers; sinusoids behind the position of padding."""
 
     norms_first = True
     norms_embedding = False
 
-    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
+    def position_rows(self, spec: ModelSpec, context: ModelContext, side: SideName) -> Tensor:
         first = spec.hf_config.get("pad_token_id", 1) + 1
         rows = spread_sinusoids(context.max_model_len + first, spec.hidden_size)[first:].clone()
         return rows.to(context.device, context.dtype)
@@ -211,7 +245,7 @@ class MarianMTModel(BartForConditionalGeneration):
 
     norms_embedding = False
 
-    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
+    def position_rows(self, spec: ModelSpec, context: ModelContext, side: SideName) -> Tensor:
         return interleaved_sinusoids(context.max_model_len, spec.hidden_size).to(context.device, context.dtype)
 
 
@@ -221,10 +255,10 @@ class PegasusForConditionalGeneration(MarianMTModel):
     norms_first = True
 
 
-def _stem(context: ModelContext) -> str:
+def _stem(context: ModelContext, base: str) -> str:
     """Returns the prefix of all tensors but the head's, which checkpoints of the model without a head lack."""
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
-    return "" if any(context.find(f"{name}.weight") is not None for name in names) else "model."
+    return "" if any(context.find(f"{name}.weight") is not None for name in names) else f"{base}."
 
 
 def _tokens(context: ModelContext, stem: str, side: str) -> str:

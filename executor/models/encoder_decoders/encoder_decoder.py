@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.cross import CrossAttention
 from quire.executor.layers.attention.grouped_query import LayerPlace
+from quire.executor.layers.attention.layer_kv import LayerKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.norm import Norm
 from quire.executor.layers.step_context import StepContext
@@ -19,12 +20,27 @@ from quire.executor.models.encoders.encoder import Encoder
 from quire.ops.backend import Backend
 
 
-class CrossLayer(DecoderLayer, Protocol):
-    """A layer of a decoder that attends to an encoder between its two other blocks."""
+class EncoderReader(Protocol):
+    """A layer's attention to what the encoder has read: a `CrossAttention`, or a part of a `MergedAttention`."""
+
+    activation_size: int
 
     @property
-    def cross(self) -> CrossAttention:
-        """The block that attends to the encoder."""
+    def kv(self) -> LayerKV:
+        """The keys and values that the layer caches of the encoder's output."""
+        ...
+
+    def store(self, encoded: Tensor, step: StepContext) -> None:
+        """Stores these of `encoded` [num_tokens, encoder_size]."""
+        ...
+
+
+class CrossLayer(DecoderLayer, Protocol):
+    """A layer of a decoder that attends to an encoder."""
+
+    @property
+    def cross(self) -> EncoderReader:
+        """The layer's attention to the encoder."""
         ...
 
 

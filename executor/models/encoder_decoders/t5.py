@@ -1,4 +1,4 @@
-"""T5 (arXiv:1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934) and UMT5 (2304.09151)."""
+"""T5 (arXiv:1910.10683), FLAN-T5 (2210.11416), mT5 (2010.11934), UMT5 (2304.09151) and LongT5 (2112.07916)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from quire.executor.models.encoder_decoders.encoder_decoder import (
     encoder_spec,
 )
 from quire.executor.models.encoders.encoder import relative_bias
-from quire.executor.models.encoders.t5 import T5EncoderModel, UMT5EncoderModel, feed_forward
+from quire.executor.models.encoders.t5 import LongT5EncoderModel, T5EncoderModel, UMT5EncoderModel, feed_forward
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm
 
@@ -53,7 +53,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
     """
 
     SIZES = ("d_ff",)
-    ENCODER = T5EncoderModel
+    ENCODER: type[T5EncoderModel] = T5EncoderModel
     may_scale_outputs = True
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
@@ -119,3 +119,9 @@ class UMT5ForConditionalGeneration(T5ForConditionalGeneration):
     """Each layer has biases by distance of its own."""
 
     ENCODER = UMT5EncoderModel
+
+
+class LongT5ForConditionalGeneration(T5ForConditionalGeneration):
+    """The encoder sees windows."""
+
+    ENCODER = LongT5EncoderModel

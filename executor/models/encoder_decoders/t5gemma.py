@@ -16,7 +16,7 @@ from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.vocabulary import VocabEmbedding, VocabularyWeight
+from quire.executor.layers.vocabulary import Embedding, VocabEmbedding, VocabularyWeight
 from quire.executor.models.decoder import (
     activation_of,
     attention_shape,
@@ -34,7 +34,7 @@ from quire.ops.activations import PlainActivation
 from quire.ops.backend import AttentionForm, Backend
 
 
-class _Side:
+class Side:
     """The settings of one side, and what both build alike."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
@@ -44,12 +44,26 @@ class _Side:
         self.context = context
         self.style = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True)
         self.bias: bool = config.get("attention_bias", False)
-        self.rotary = RotaryEmbedding(context, config, spec.head_dim)
         self.activation: PlainActivation = activation_of(spec, "hidden_activation", "gelu_pytorch_tanh")
         scale = config.get("query_pre_attn_scalar", 256) ** -0.5
         self.form = AttentionForm(scale, softcap=config.get("attn_logit_softcapping"))
-        types = config.get("layer_types") or ["sliding_attention", "full_attention"] * spec.num_layers
-        self.windows = layer_windows(types, config.get("sliding_window"), spec.num_layers)
+        self.types = config.get("layer_types") or ["sliding_attention", "full_attention"] * spec.num_layers
+        self.windows = layer_windows(self.types, config.get("sliding_window"), spec.num_layers)
+        self.qk_norm: NormStyle | None = None
+        self.rotaries = self._rotaries()
+
+    def _rotaries(self) -> list[RotaryEmbedding]:
+        """Returns the rotation of each layer."""
+        return [RotaryEmbedding(self.context, self.spec.hf_config, self.spec.head_dim)] * self.spec.num_layers
+
+    def form_of_decoder(self, index: int) -> AttentionForm:
+        """Returns the form of self-attention in a layer of the decoder."""
+        return self.form._replace(window=self.windows[index])
+
+    def form_of_encoder(self, index: int) -> AttentionForm:
+        """Returns the form of attention in a layer of the encoder."""
+        window = self.windows[index]  # tokens up to `window` places away
+        return self.form._replace(window=None if window is None else window + 1)
 
     def norms(self, layer: str, *blocks: str) -> list[tuple[Norm, Norm]]:
         """Builds the norms before and behind each block of a layer."""
@@ -66,7 +80,7 @@ class _Side:
         return GatedMLP(self.context, f"{layer}.mlp", self.spec.hidden_size, size, self.activation)
 
 
-class _EncoderLayer:
+class NormedEncoderLayer:
     """Computes `x + after(attention(before(x)))`, then the same with the feed-forward network."""
 
     def __init__(self, ops: Backend, attention: TokenMixer, mlp: GatedMLP, norms: Sequence[tuple[Norm, Norm]]) -> None:
@@ -108,7 +122,7 @@ class T5GemmaForConditionalGeneration(EncoderDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
-        side = _Side(spec, _renamed(context, "model.decoder"))
+        side = Side(spec, _renamed(context, "model.decoder"))
         embed, head = vocabulary_ends(
             spec,
             side.context,
@@ -116,17 +130,17 @@ class T5GemmaForConditionalGeneration(EncoderDecoder):
             scale=gemma_factor(spec, context),
             softcap=config.get("final_logit_softcapping"),
         )
-        own = _encoder_spec(spec, config["encoder"])
-        encoder = _encoder(_Side(own, _renamed(encoder_context(spec, context), "model.encoder")))
+        own = own_spec(spec, config["encoder"])
+        encoder = build_encoder(Side(own, _renamed(encoder_context(spec, context), "model.encoder")))
         layers = [_decoder_layer(side, place, own.hidden_size) for place in layer_places(spec, context)]
         super().__init__(encoder, embed, layers, side.norm("model.norm"), head)
 
 
-def _decoder_layer(side: _Side, place: LayerPlace, encoder_size: int) -> _DecoderLayer:
+def _decoder_layer(side: Side, place: LayerPlace, encoder_size: int) -> _DecoderLayer:
     context, shape, name = side.context, attention_shape(side.spec), place.name
     attention = Attention(
-        context, place, shape, side.rotary, qkv_bias=side.bias, output_bias=side.bias,
-        form=side.form._replace(window=side.windows[place.index]),
+        context, place, shape, side.rotaries[place.index], qkv_bias=side.bias, output_bias=side.bias,
+        form=side.form_of_decoder(place.index),
     )  # fmt: skip
     cross = CrossAttention(
         context, cross_place(place, side.spec), shape, encoder_size=encoder_size, bias=side.bias, form=side.form
@@ -134,23 +148,25 @@ def _decoder_layer(side: _Side, place: LayerPlace, encoder_size: int) -> _Decode
     return _DecoderLayer(attention, cross, side.mlp(name), side.norms(name, "self_attn", "cross_attn", "feedforward"))
 
 
-def _encoder(side: _Side) -> Encoder:
+def build_encoder(side: Side, embed: Embedding | None = None) -> Encoder:
+    """Builds the layers of an encoder, with a table of tokens of its own if `embed` is None."""
     spec, context, shape = side.spec, side.context, attention_shape(side.spec)
 
-    def layer(index: int) -> _EncoderLayer:
-        name, window = f"model.layers.{index}", side.windows[index]
-        form = side.form._replace(window=None if window is None else window + 1)  # tokens up to `window` places away
+    def layer(index: int) -> NormedEncoderLayer:
+        name = f"model.layers.{index}"
         attention = SequenceAttention(
-            context, f"{name}.self_attn", shape, side.rotary, bias=side.bias, output_bias=side.bias, form=form
-        )
-        return _EncoderLayer(context.ops, attention, side.mlp(name), side.norms(name, "self_attn", "feedforward"))
+            context, f"{name}.self_attn", shape, side.rotaries[index], bias=side.bias, output_bias=side.bias,
+            form=side.form_of_encoder(index), qk_norm=side.qk_norm,
+        )  # fmt: skip
+        return NormedEncoderLayer(context.ops, attention, side.mlp(name), side.norms(name, "self_attn", "feedforward"))
 
-    words = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-    embed = VocabEmbedding(context, words, gemma_factor(spec, context))
+    if embed is None:
+        words = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        embed = VocabEmbedding(context, words, gemma_factor(spec, context))
     return Encoder(embed, [layer(index) for index in range(spec.num_layers)], Heads(), side.norm("model.norm"))
 
 
-def _encoder_spec(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+def own_spec(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     """Returns the facts of the encoder, which config.json has in an object of its own."""
     heads, size = config["num_attention_heads"], config["hidden_size"]
     return structs.replace(

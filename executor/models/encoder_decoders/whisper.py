@@ -9,7 +9,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import Embedding
 from quire.executor.models.decoder import size_of
-from quire.executor.models.encoder_decoders.bart import BartForConditionalGeneration, FlatBias
+from quire.executor.models.encoder_decoders.bart import BartForConditionalGeneration, FlatBias, SideName
 from quire.executor.models.encoders.encoder import Encoder, position_rows
 from quire.executor.weights.readers import Shard
 
@@ -72,7 +72,7 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
     heeds_scale = False
     weights_type = _WithoutKeyBias
 
-    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
+    def position_rows(self, spec: ModelSpec, context: ModelContext, side: SideName) -> Tensor:
         return position_rows(context, "positions.weight", size_of(spec, "max_target_positions"), spec.hidden_size)
 
     def _encoder_of(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None, scale: float) -> Encoder:

@@ -1,4 +1,4 @@
-"""The encoder of T5 (arXiv:1910.10683), mT5 (2010.11934) and UMT5 (2304.09151)."""
+"""The encoder of T5 (arXiv:1910.10683), mT5 (2010.11934), UMT5 (2304.09151) and LongT5 (2112.07916)."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP, GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.vocabulary import Embedding
-from quire.executor.models.decoder import FeedForward, activation_of, size_of
+from quire.executor.models.decoder import FeedForward, SettingError, activation_of, size_of
 from quire.executor.models.encoders.encoder import (
     Encoder,
     EncoderEmbedding,
@@ -27,13 +27,15 @@ from quire.ops.backend import AttentionForm
 
 _PIECES = {
     "attention_norm": Piece("layer.0.layer_norm"),
-    "self_attn.q_proj": Piece("layer.0.SelfAttention.q"),
-    "self_attn.k_proj": Piece("layer.0.SelfAttention.k"),
-    "self_attn.v_proj": Piece("layer.0.SelfAttention.v"),
-    "self_attn.o_proj": Piece("layer.0.SelfAttention.o"),
-    "distances": Piece("layer.0.SelfAttention.relative_attention_bias"),
     "mlp_norm": Piece("layer.1.layer_norm"),
     "mlp.down_proj": Piece("layer.1.DenseReluDense.wo"),
+}
+_ATTENTION = {
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "o",
+    "distances": "relative_attention_bias",
 }
 _PLAIN = {"mlp.up_proj": Piece("layer.1.DenseReluDense.wi")}
 _GATED = {
@@ -47,13 +49,16 @@ class T5EncoderModel(Encoder):
     """Norms before blocks, no biases, unscaled scores with biases by distance. All layers share those of the first."""
 
     SIZES = ("d_ff",)
+    ATTENTION = "SelfAttention"
     has_shared_distances = True
 
     def __init__(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None = None) -> None:
         """Takes the table of tokens as `embed`, if a decoder shares it."""
         config, size = spec.hf_config, spec.hidden_size
         is_gated, activation = feed_forward(spec)
-        context = renamed(context, (), "encoder.block.{}", _PIECES | (_GATED if is_gated else _PLAIN), _ENDS)
+        attention_pieces = {name: Piece(f"layer.0.{self.ATTENTION}.{stored}") for name, stored in _ATTENTION.items()}
+        pieces = _PIECES | attention_pieces | (_GATED if is_gated else _PLAIN)
+        context = renamed(context, (), "encoder.block.{}", pieces, _ENDS)
         style = NormStyle(config.get("layer_norm_epsilon", 1e-6))
         if embed is None:
             embed = EncoderEmbedding(context, read_words(spec, context, HeadForms(None), size))
@@ -104,6 +109,21 @@ class UMT5EncoderModel(T5EncoderModel):
     """Each layer has biases by distance of its own."""
 
     has_shared_distances = False
+
+
+class LongT5EncoderModel(T5EncoderModel):
+    """A token sees `local_radius` tokens on either side."""
+
+    ATTENTION = "LocalSelfAttention"
+
+    def _forms(self, spec: ModelSpec, context: ModelContext) -> Callable[[int], AttentionForm]:
+        kind = spec.hf_config.get("encoder_attention_type", "local")
+        if kind != "local":
+            raise SettingError(
+                f"{spec.name}: encoder_attention_type {kind!r} is not supported in {spec.architecture}, only 'local'."
+            )
+        form_of, window = super()._forms(spec, context), spec.hf_config.get("local_radius", 127) + 1
+        return lambda index: form_of(index)._replace(window=window)
 
 
 def feed_forward(spec: ModelSpec) -> tuple[bool, PlainActivation]:

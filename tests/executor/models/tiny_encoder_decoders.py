@@ -28,6 +28,24 @@ _T5GEMMA = {
     "query_pre_attn_scalar": 16,
 }  # fmt: skip
 
+_T5GEMMA2 = {
+    **_T5GEMMA, "layer_types": ["sliding_attention", "full_attention"], "eos_token_id": 1, "bos_token_id": START,
+}  # fmt: skip
+_VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 16, "patch_size": 8,
+}  # fmt: skip
+_PROPHETNET = {
+    "hidden_size": 48, "num_encoder_layers": 3, "num_decoder_layers": 2, "num_encoder_attention_heads": 2,
+    "num_decoder_attention_heads": 4, "encoder_ffn_dim": 72, "decoder_ffn_dim": 60, "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 132, "num_buckets": 8, "relative_max_distance": 20, "ngram": 2,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": START,
+}  # fmt: skip
+_LED = {
+    **{name: value for name, value in _BART.items() if name != "max_position_embeddings"}, "attention_window": 8,
+    "max_encoder_position_embeddings": 130, "max_decoder_position_embeddings": 100,
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("bart", "BartForConditionalGeneration", {**_BART, "scale_embedding": True}),
     "mbart": ("mbart", "MBartForConditionalGeneration", _BART),
@@ -67,8 +85,32 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "umt5": ("umt5", "UMT5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "blenderbot": ("blenderbot", "BlenderbotForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "blenderbot-small": ("blenderbot-small", "BlenderbotSmallForConditionalGeneration", _BART),
+    "mvp": ("mvp", "MvpForConditionalGeneration", _BART),
+    "plbart": ("plbart", "PLBartForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "led": ("led", "LEDForConditionalGeneration", _LED),
+    "longt5": ("longt5", "LongT5ForConditionalGeneration", {**_T5, "local_radius": 6}),
+    "prophetnet": ("prophetnet", "ProphetNetForConditionalGeneration", _PROPHETNET),
+    "t5gemma2": (
+        "t5gemma2",
+        "T5Gemma2ForConditionalGeneration",
+        {
+            "encoder": {
+                "text_config": {**_T5GEMMA2, "num_hidden_layers": 2},
+                "vision_config": _VISION,
+                "mm_tokens_per_image": 4,
+                "eoi_token_index": 123,  # a token of the tests' inputs
+            },
+            "decoder": _T5GEMMA2,
+            "decoder_start_token_id": START,
+        },
+    ),
 }
 """Name → (model type, class, settings)."""
+
+_AFTER_BLOCKS = ("bart", "blenderbot-small", "fsmt", "led", "marian", "mvp", "plbart", "prophetnet")
+"""The model types whose norms are after blocks."""
 
 
 def write_encoder_decoder(
@@ -87,8 +129,8 @@ def write_encoder_decoder(
             if not parameter.requires_grad or (kind == "fsmt" and "embed_positions" in key):  # sinusoids
                 continue
             if "embed" in key or "shared" in key:
-                spread = 1.0 if kind in ("bart", "marian", "fsmt") else 0.3  # of models with norms after blocks
-                is_scaled = own.get("scale_embedding") or kind == "t5gemma"
+                spread = 1.0 if kind in _AFTER_BLOCKS else 0.3
+                is_scaled = own.get("scale_embedding") or kind in ("t5gemma", "t5gemma2")
                 parameter.normal_(std=spread / (parameter.shape[-1] ** 0.5 if is_scaled else 1))
             elif "lm_head" in key or "output_projection" in key:
                 parameter.normal_(std=0.3)
@@ -108,9 +150,26 @@ def write_encoder_decoder(
 @torch.inference_mode()
 def reference_logprobs(model: PreTrainedModel, encoder: list[int], decoder: list[int]) -> Tensor:
     """The library's log-probabilities of the token after each of the decoder's: [num_tokens, vocab_size]."""
+    if model.config.model_type in _ONE_BY_ONE:
+        return _logprobs_one_by_one(model, encoder, decoder)
     ids = {"input_ids": torch.tensor([encoder]), "decoder_input_ids": torch.tensor([decoder])}
     output = model(**ids, use_cache=False)  # with a cache, FSMT computes several tokens without a causal mask
     return output.logits[0].log_softmax(-1)
+
+
+_ONE_BY_ONE = ("prophetnet",)
+"""Types whose code mixes up the biases by distance of several tokens, but not of one, as `generate` computes."""
+
+
+def _logprobs_one_by_one(model: Any, encoder: list[int], decoder: list[int]) -> Tensor:
+    encoded, cache, rows = model.get_encoder()(torch.tensor([encoder])), None, []
+    for token in decoder:
+        output = model(
+            encoder_outputs=encoded, decoder_input_ids=torch.tensor([[token]]), cache=cache, use_cache=True
+        )  # fmt: skip
+        cache = output.cache
+        rows.append(output.logits[0, -1].log_softmax(-1))
+    return torch.stack(rows)
 
 
 @torch.inference_mode()
