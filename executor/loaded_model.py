@@ -138,7 +138,9 @@ def load_model(
         seed=config.seed,
         show_progress=rank.is_first,
     )
-    with contextlib.closing(weights), torch.inference_mode():
+    with contextlib.ExitStack() as closes, torch.inference_mode():
+        if adapters is None:  # else those of DoRA measure the weights later
+            closes.callback(weights.close)
         context = ModelContext.of(
             config, ops, group, device, weights, sequences=sequences, lockstep=lockstep, adapters=adapters
         )  # fmt: skip

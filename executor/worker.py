@@ -10,6 +10,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire import function_call
+from quire.core.wire.adapters import LOAD_ADAPTER
 from quire.core.wire.kv_groups import keeps_nothing
 from quire.core.wire.protocol import (
     START_PROFILE,
@@ -21,6 +22,7 @@ from quire.core.wire.protocol import (
     WorkerReady,
 )
 from quire.core.wire.rank import Rank
+from quire.executor.adapter_loader import AdapterLoader
 from quire.executor.backends import bind
 from quire.executor.device import device_name, device_of
 from quire.executor.layers.adapters import AdapterLimits, Adapters
@@ -80,7 +82,7 @@ class Worker:
         context_group: those with which it divides the positions of sequences, if any.
         lockstep: the ranks of all engines, where these share experts.
         num_host_pages: pages of the tier "host", beside the KV cache.
-        adapter_limits: the adapters that the model's linear layers shall have memory for; None: they take none.
+        adapter_limits: the adapters that the model's linear layers shall have memory for; None: those of `config`.
 
     Attributes:
         adapters: those of the linear layers, once the model is loaded; None: they take none.
@@ -109,7 +111,8 @@ class Worker:
         self._sequences = context_parallel(config, group, context_group)
         self.peers = lockstep
         self.adapters: Adapters | None = None
-        self._adapter_limits = adapter_limits
+        self._adapter_limits = adapter_limits or _limits_of(config)
+        self._adapter_loader: AdapterLoader | None = None
         self._num_host_pages = num_host_pages
         self._device = device_of(config, rank)
         self._speculator = speculator
@@ -174,6 +177,8 @@ class Worker:
             check_draft(spec, draft.config.spec, draft.model)
         self._experts = loaded.experts
         self.adapters = loaded.adapters
+        if config.adapters is not None and loaded.adapters is not None:
+            self._adapter_loader = AdapterLoader(loaded.adapters, config.adapters, self._device)
         if config.eplb is not None and self._experts is not None and self._experts.layers:
             self._balancer = ExpertBalancer(config.eplb, self._experts, logs=self._rank.is_first)
         held = self._memory = RankMemory.of(
@@ -278,13 +283,22 @@ class Worker:
             self._profile.step()
         return result
 
-    def call(self, call: WorkerCall) -> WorkerAnswer:
-        """Runs a call between steps. Only the names in the table exist; a failure is part of the answer."""
+    def call(self, call: WorkerCall, answer: Callable[[WorkerAnswer], None]) -> None:
+        """Runs a call between steps. Only the names in the table exist; a failure is part of the answer.
+
+        The answer to a load of an adapter comes later, from another thread.
+        """
+        if call.name == LOAD_ADAPTER and self._adapter_loader is not None:
+            self._adapter_loader.load(
+                call.payload, lambda result: answer(WorkerAnswer(call.call_id, self._rank, result))
+            )
+            return
         try:
-            return WorkerAnswer(call.call_id, self._rank, self._calls[call.name](call.payload))
+            done = WorkerAnswer(call.call_id, self._rank, self._calls[call.name](call.payload))
         except Exception as error:  # a program's function may raise anything
             logger.exception("the call %r failed", call.name)
-            return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
+            done = WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
+        answer(done)
 
     def get_model(self) -> Model:
         """Returns the target model, for functions that a program runs on its workers."""
@@ -323,3 +337,9 @@ class Worker:
         recording.
         """
         return self._profile is not None and self._profile.is_running and self._device.type == "cpu"
+
+
+def _limits_of(config: EngineConfig) -> AdapterLimits | None:
+    """Returns the adapters that a model of `config` has memory for; None: it takes none."""
+    options = config.adapters
+    return None if options is None else AdapterLimits(options.max_adapters, options.max_rank, options.targets)

@@ -3,10 +3,12 @@
 `control/engine_control.py` has the methods on the engine alone.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.borrowed_engine import BorrowingLauncher, FollowsOwner
@@ -16,6 +18,7 @@ from quire.core.logging import configure_for_program
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.adapters import LoRARequest, read_modules
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.control.engine_control import EngineControl
 from quire.frontend.control.vllm_config import ModelConfig, VllmConfig, vllm_config
@@ -26,6 +29,8 @@ from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
+from quire.frontend.requests.adapter_resolvers import resolvers_of
+from quire.frontend.requests.adapters import Adapters
 from quire.frontend.requests.beam_search import BeamSearch
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.pooling_stream import PoolingStream
@@ -49,6 +54,7 @@ class AsyncLLM(EngineControl):
         tokenizer: None to serve only token ids.
         metrics: counts requests; None counts nothing.
         log: logs requests; None logs nothing.
+        adapters: finds and loads adapters; None: one that serves none from the start.
 
     Attributes:
         limit: tokens that prompt and output may have together.
@@ -58,6 +64,7 @@ class AsyncLLM(EngineControl):
         prompts: reads prompts in all their forms.
         hearing: reads sounds; None for a model that hears none.
         media: reads prompts with images; None where the model reads text alone.
+        adapters: those that requests may use.
     """
 
     def __init__(
@@ -68,8 +75,13 @@ class AsyncLLM(EngineControl):
         tokenizer: Tokenizer | None,
         metrics: Metrics | None = None,
         log: RequestLog | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        self._intake = RequestIntake(config, model, client, tokenizer, metrics, log, _after_reasoning(model, tokenizer))
+        self.adapters = adapters or Adapters(model, client)
+        self._intake = RequestIntake(
+            config, model, client, tokenizer, metrics, log, self.adapters, _after_reasoning(model, tokenizer)
+        )
+        self._modules: asyncio.Task[None] | None = None  # the load of those that the options name
         super().__init__(config, client, self._intake.limit, metrics)
         self.model = model
         self.async_tokenizer = self._intake.async_tokenizer
@@ -152,7 +164,13 @@ class AsyncLLM(EngineControl):
         model = ServedModel.from_args(args, setup.folder)
         metrics = None
         if config.log_stats:
-            metrics = Metrics(model.name, config.max_model_len, config.served_engines, counts_engines=borrowed is None)
+            metrics = Metrics(
+                model.name,
+                config.max_model_len,
+                config.served_engines,
+                counts_engines=borrowed is None,
+                max_adapters=config.limits.max_adapters,
+            )
         client = EngineClient(
             setup.launchers if borrowed is None else borrowed,
             num_slots=config.limits.max_num_seqs,
@@ -169,9 +187,31 @@ class AsyncLLM(EngineControl):
         log = None
         if args.observability.enable_log_requests:
             log = RequestLog(max_length=max_log_len, outputs=log_outputs, deltas=log_deltas)
-        return cls(config, model, client, tokenizer, metrics, log)
+        adapters = Adapters(
+            model,
+            client,
+            read_modules(args.lora.lora_modules),
+            resolvers_of(_names_of(args, model)) if envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING") else (),
+        )
+        return cls(config, model, client, tokenizer, metrics, log, adapters)
 
     # ----------------------------------------------------------------------------------------------------- lifetime
+
+    async def start(self) -> EngineReady:
+        """Starts the engine, and loads the adapters that the options name; later calls return at once.
+
+        Raises:
+            ConfigError: the checkpoint or an adapter cannot be used.
+            EngineDeadError: the engine cannot start.
+        """
+        ready = await super().start()
+        if self._modules is None:
+            self._modules = asyncio.create_task(self.adapters.load_modules())
+        if not self._modules.done():
+            await asyncio.shield(self._modules)
+        else:
+            self._modules.result()
+        return ready
 
     async def aclose(self) -> None:
         """Ends running requests with finish_reason "abort", then the engine, in order."""
@@ -211,7 +251,7 @@ class AsyncLLM(EngineControl):
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -231,7 +271,6 @@ class AsyncLLM(EngineControl):
             tokenization_kwargs: see `Tokenization.read`.
         """
         refuse(
-            lora_request=lora_request,
             trace_headers=trace_headers,
             session_id=session_id,
             kv_hints=kv_hints,
@@ -246,6 +285,7 @@ class AsyncLLM(EngineControl):
             priority=priority,
             cache_salt=cache_salt,
             data_parallel_rank=data_parallel_rank,
+            adapter=lora_request,
         )
         stream = await self.open_stream(submission)
         try:
@@ -265,7 +305,7 @@ class AsyncLLM(EngineControl):
         prompt: PromptLike,
         pooling_params: PoolingParams | None,
         request_id: str,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -283,7 +323,7 @@ class AsyncLLM(EngineControl):
             pooling_params: None for the model's defaults; its `task` is one of `get_supported_tasks`.
             tokenization_kwargs: see `Tokenization.read`.
         """
-        refuse(lora_request=lora_request, trace_headers=trace_headers, reasoning_ended=reasoning_ended)
+        refuse(trace_headers=trace_headers, reasoning_ended=reasoning_ended)
         submission = Submission.of_call(
             prompt,
             pooling_params,
@@ -292,12 +332,32 @@ class AsyncLLM(EngineControl):
             priority=priority,
             cache_salt=cache_salt,
             data_parallel_rank=data_parallel_rank,
+            adapter=lora_request,
         )
         stream = await self.open_vectors(submission)
         try:
             yield await stream.output()
         finally:
             stream.close()
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Loads an adapter, so that it is there when a request comes. Returns True.
+
+        Raises:
+            NotFoundError: there is no adapter.
+            ParameterError: it does not fit the model, or the engine takes none.
+        """
+        await self.start()
+        await self.adapters.bring(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forgets the adapters that requests brought with this `lora_int_id`. Returns True if there was one."""
+        return self.adapters.forget(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """The `lora_int_id` of the adapters that requests brought."""
+        return self.adapters.brought
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests. Their streams end with an output with finish_reason "abort". Unknown ids are ignored.
@@ -397,3 +457,9 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterRe
     from quire.frontend.parsing.answers.constraints import ConstraintsAfterReasoning
 
     return ConstraintsAfterReasoning.from_options(model.reasoning, tokenizer).apply
+
+
+def _names_of(args: EngineArgs, model: ServedModel) -> list[str]:
+    """The names by which adapters may know the served model."""
+    given = [] if args.model.model is None else [args.model.model]
+    return [*given, *model.names, model.folder]

@@ -9,7 +9,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.metrics.reader import Metric
-from quire.frontend.offline.arguments import prompts_of
+from quire.frontend.offline.arguments import LoRAs, adapters_of, prompts_of
 from quire.frontend.offline.batch import Batch, BatchRunner
 from quire.frontend.offline.batch_builder import BatchBuilder, ContentChoice, Conversations, Params
 from quire.frontend.offline.engine import LLMEngine
@@ -77,7 +77,7 @@ class LLM(VectorLLM):
         sampling_params: Params = None,
         *,
         use_tqdm: bool | MakeBar | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
@@ -90,21 +90,23 @@ class LLM(VectorLLM):
             sampling_params: for all prompts, or one each; None for the checkpoint's defaults. If `max_tokens` does not
                 fit the context, the output ends at the context's limit.
             use_tqdm: show a progress bar; None shows it only on a terminal. A function makes the bar, as `tqdm` does.
+            lora_request: an adapter for all prompts, or one each; needs `enable_lora=True`.
             priority: one number for all, or one a prompt; lower runs first, with `scheduling_policy="priority"`.
             tokenization_kwargs: see `Tokenization.read`.
 
         Raises:
             ParameterError: a prompt or parameter is wrong; all running requests are aborted.
         """
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        return self._run(self._builder.of_prompts(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+        refuse(mm_processor_kwargs=mm_processor_kwargs)
+        batch = self._builder.of_prompts(prompts, sampling_params, priority, lora_request, tokenization_kwargs)
+        return self._run(batch, use_tqdm)
 
     def chat(
         self,
         messages: Conversations,
         sampling_params: Params = None,
         use_tqdm: bool | MakeBar | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: ContentChoice = "auto",
@@ -124,11 +126,12 @@ class LLM(VectorLLM):
         Raises:
             ParameterError: the template refuses a conversation, or a parameter is wrong.
         """
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        refuse(mm_processor_kwargs=mm_processor_kwargs)
         batch = self._builder.of_conversations(
             messages,
             sampling_params,
             priority,
+            lora_request,
             chat_template=chat_template,
             content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
@@ -143,7 +146,7 @@ class LLM(VectorLLM):
         self,
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: Params = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool | MakeBar | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -153,15 +156,16 @@ class LLM(VectorLLM):
 
         `wait_for_completion` returns their outputs. Arguments and errors are those of `generate`.
         """
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        return self._submit(self._builder.of_prompts(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+        refuse(mm_processor_kwargs=mm_processor_kwargs)
+        batch = self._builder.of_prompts(prompts, sampling_params, priority, lora_request, tokenization_kwargs)
+        return self._submit(batch, use_tqdm)
 
     def enqueue_chat(
         self,
         messages: Conversations,
         sampling_params: Params = None,
         use_tqdm: bool | MakeBar | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: ContentChoice = "auto",
@@ -173,11 +177,12 @@ class LLM(VectorLLM):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Like `enqueue`, with the arguments and errors of `chat`."""
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        refuse(mm_processor_kwargs=mm_processor_kwargs)
         batch = self._builder.of_conversations(
             messages,
             sampling_params,
             priority,
+            lora_request,
             chat_template=chat_template,
             content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
@@ -208,7 +213,7 @@ class LLM(VectorLLM):
         self,
         prompts: PromptLike | Sequence[PromptLike],
         params: BeamSearchParams,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         use_tqdm: bool | MakeBar | None = None,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -223,10 +228,11 @@ class LLM(VectorLLM):
         Raises:
             ParameterError: a prompt or parameter is wrong; all running searches are aborted.
         """
-        refuse(lora_request=lora_request)
         many = prompts_of(prompts)
+        adapters = adapters_of(lora_request, len(many))
         with open_progress("Searching", len(many), use_tqdm) as progress:
-            return self.llm_engine.run(self._batches.search(many, params, concurrency_limit, _counted_by(progress)))
+            search = self._batches.search(many, params, adapters, concurrency_limit, _counted_by(progress))
+            return self.llm_engine.run(search)
 
     def _run(self, batch: Batch, use_tqdm: bool | MakeBar | None) -> list[RequestOutput]:
         with open_progress("Generating", len(batch.prompts), use_tqdm) as progress:

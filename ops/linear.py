@@ -20,17 +20,23 @@ class LowRankWeights(NamedTuple):
     """Low-rank weights that adapters add to those of linear layers with the same input (LoRA, arXiv:2106.09685).
 
     Adapter n adds `b[n] @ a[n]` to a layer's weight, by the layer's part of the rows of `a` and of the columns of `b`.
-    Both are dense, and in the dtype of the layers' inputs.
+    Both are in the dtype of the layers' inputs, and all tensors are dense.
 
     Attributes:
         a: [num_adapters, num_layers * rank, in]: the rows of each layer after those of the previous one.
         b: [num_adapters, rank, sum of `sizes`]: each layer's outputs after those of the previous one.
         sizes: the number of each layer's outputs.
+        ranks: [num_adapters] int64; rows of `a` and `b` from there on, of each layer, are zeros. None: `rank` for all.
+        factors, shifts: [num_adapters, sum of `sizes`] float32; an output and its products are multiplied by the
+            factor, and the shift is added. Both are None: 1 and 0.
     """
 
     a: Tensor
     b: Tensor
     sizes: tuple[int, ...]
+    ranks: Tensor | None = None
+    factors: Tensor | None = None
+    shifts: Tensor | None = None
 
 
 class LinearOperations(ABC, Generic[PackedLinear]):

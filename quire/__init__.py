@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quire.executor.sampling.custom import LogitsProcessor
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.async_llm import AsyncLLM as AsyncLLMEngine
+    from quire.frontend.checkpoint.adapters import LoRARequest
     from quire.frontend.checkpoint.registered_models import register_model
     from quire.frontend.flags.programs import CommandLineOptions as AsyncEngineArgs
     from quire.frontend.flags.programs import CommandLineOptions as EngineArgs
@@ -49,6 +50,7 @@ _LAZY = {
     "StructuredOutputsParams": "quire.core.wire.structured_outputs:StructuredOutputsParams",
     "GuidedDecodingParams": "quire.core.wire.structured_outputs:GuidedDecodingParams",
     "BeamSearchParams": "quire.frontend.requests.beam_params:BeamSearchParams",
+    "LoRARequest": "quire.frontend.checkpoint.adapters:LoRARequest",
     "LogitsProcessor": "quire.executor.sampling.custom:LogitsProcessor",
     "RequestOutput": "quire.frontend.outputs:RequestOutput",
     "CompletionOutput": "quire.frontend.outputs:CompletionOutput",
@@ -84,6 +86,7 @@ __all__ = [
     "FlatLogprobs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "LoRARequest",
     "LogitsProcessor",
     "Logprob",
     "PoolingOutput",

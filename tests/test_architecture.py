@@ -49,7 +49,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "step": "transfers sampling models layers parallel recordings",
         "device": "",
         "loaded_model": "parallel weights layers models memory",
-        "worker": "backends timed_ops torch_profile transfers device loaded_model "
+        "adapter_loader": "weights layers",
+        "worker": "backends timed_ops torch_profile transfers device loaded_model adapter_loader "
         "parallel sampling layers models memory step",
         "inspection": "backends parallel weights layers models memory",
         "processes": "parallel worker",

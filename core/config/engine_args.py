@@ -11,6 +11,7 @@ from msgspec import Struct
 from quire.core.config.cache import CacheConfig
 from quire.core.config.device import DeviceConfig
 from quire.core.config.load import LoadConfig
+from quire.core.config.lora import LoRAConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.multimodal import MultimodalConfig
 from quire.core.config.observability import ObservabilityConfig
@@ -36,6 +37,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     reasoning: ReasoningConfig = ReasoningConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     multimodal: MultimodalConfig = MultimodalConfig()
+    lora: LoRAConfig = LoRAConfig()
 
     @classmethod
     def from_flat(cls, **options: Any) -> "EngineArgs":

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from quire.core.config.cache import CacheConfig, HashAlgorithm
 from quire.core.config.graphs import GraphConfig
 from quire.core.config.load import LoadConfig
+from quire.core.config.lora import AdapterOptions
 from quire.core.config.model import LogprobsMode, ModelImplementation
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement
@@ -85,6 +86,8 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: HashAlgorithm = "sha256"
     num_lookahead_tokens: int = 0  # places in pages that a running request has past its planned tokens, for drafts
+    max_adapters: int = 0  # in one step; 0: the model takes none
+    max_adapters_on_host: int = 0
 
     @property
     def largest_chunk(self) -> int:
@@ -124,6 +127,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     pooling: PoolingSpec | None = None  # None: the model generates
     reads_media: bool = False  # towers for images and sounds are loaded where the model has some
     draft_model: DraftModelConfig | None = None
+    adapters: AdapterOptions | None = None  # that requests may use; None: none
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
     cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one of Layout.sequence ranks keeps
     eplb: EplbConfig | None = None  # None: experts stay where they are
@@ -181,5 +185,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             return None
         cache = replace(self.cache, kv_cache_dtype_skip_layers=[])  # names the target's layers
         return replace(
-            self, spec=self.draft_model.spec, quantization=self.draft_model.quantization, cache=cache, draft_model=None
+            self,
+            spec=self.draft_model.spec,
+            quantization=self.draft_model.quantization,
+            cache=cache,
+            draft_model=None,
+            adapters=None,
         )

@@ -29,6 +29,7 @@ from quire.core.engine.submitted import OnDelta, Submitted, Tracked, continued, 
 from quire.core.errors import QuireError
 from quire.core.logging import get_logger
 from quire.core.routing.router import RoutingRules
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.protocol import (
     EngineReady,
     EngineRequest,
@@ -198,6 +199,17 @@ class EngineClient:
         """
         await self.start()
         return list(chain(*await asyncio.gather(*(link.call_workers(name, payload) for link in self._links))))
+
+    async def prepare_adapter(self, adapter: Adapter) -> None:
+        """Loads an adapter into the memory of all engines' hosts, so that it is there when a request comes.
+
+        Raises:
+            EngineError: it does not fit the model, or cannot be read; EngineDeadError if the engines are gone for good.
+        """
+        await self.start()
+        self.check_health()
+        links = [link for link in self._links if not link.engine.is_dead]
+        await asyncio.gather(*(link.prepare_adapter(adapter) for link in links))
 
     def check_health(self) -> None:
         """Raises EngineDeadError when all engines are gone for good. An engine that is being restarted is healthy."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from quire.core.engine.adapter_loads import AdapterLoads
 from quire.core.engine.step_watch import TICK_SECONDS, StepWatch
 from quire.core.flight.recorder import NO_RECORDER, Recorder
 from quire.core.scheduling.scheduler import Scheduler
@@ -80,6 +81,9 @@ class Engine:
         on_deltas: called after each step with the step's deltas.
         timeline: records how long each part of the loop takes.
         recorder: records plans, results and ends.
+
+    Attributes:
+        adapters: the loads of adapters.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Engine:
         self._timeline = timeline
         self._recorder = recorder
         self._has_work = asyncio.Event()
+        self.adapters = AdapterLoads(scheduler, executor.call, self._on_adapter)
 
     def fill(self) -> None:
         """Plans steps until the pipeline is full. Call it after anything that may have made work."""
@@ -111,8 +116,16 @@ class Engine:
             with self._timeline.span("send"):
                 self._watch.add(plan)
                 self._executor.submit(plan)
+        self.adapters.start()
         if self._scheduler.num_in_flight:
             self._has_work.set()
+
+    def _on_adapter(self, deltas: list[RequestDelta]) -> None:
+        """Takes in the end of a load, after which requests may run."""
+        self._recorder.add_deltas(deltas)
+        if deltas:
+            self._on_deltas(deltas)
+        self.fill()
 
     async def run(self) -> None:
         """Runs until cancelled.

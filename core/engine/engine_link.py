@@ -5,6 +5,7 @@ and chooses an engine for each.
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.engine.engine_clock import EngineClock
@@ -14,6 +15,7 @@ from quire.core.engine.sent_grammars import SentGrammars
 from quire.core.errors import EngineError
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.wire import protocol
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.protocol import EngineRequest
 
 
@@ -102,10 +104,19 @@ class EngineLink:
         self.engine.check_alive()
         if not self.engine.is_ready:
             raise EngineError("The engine is being restarted; call its workers again when it is up.")
+        return await self._ask(lambda call_id: protocol.CallWorkers(call_id, name, payload))
+
+    async def prepare_adapter(self, adapter: Adapter) -> None:
+        self.engine.check_alive()
+        if self.engine.is_ready:  # else the next engine loads it with the first request
+            await self._ask(lambda call_id: protocol.PrepareAdapter(call_id, adapter))
+
+    async def _ask(self, question: Callable[[int], protocol.EngineInput]) -> list[bytes]:
+        """Sends a numbered question, and returns the answer. Raises EngineError after a failure."""
         self._num_calls += 1
         call_id = self._num_calls
         self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self.engine.send(protocol.CallWorkers(call_id, name, payload))
+        self.engine.send(question(call_id))
         try:
             return await self._calls[call_id]
         finally:

@@ -43,6 +43,7 @@ from quire.core.wire.row_outputs import RequestFailure
 logger = get_logger(__name__)
 
 FAREWELL_LINGER_MS = 2000
+_NO_ADAPTERS = "The engine takes no adapters; start it with --enable-lora."
 GREETING_SECONDS = 30.0
 """Limit of a failed engine's wait for a first frontend to report the failure to."""
 
@@ -188,6 +189,10 @@ class EngineProcess:
                 task = asyncio.create_task(self._call_workers(frontend, message))
                 self._calls.add(task)
                 task.add_done_callback(self._calls.discard)
+            case protocol.PrepareAdapter():
+                task = asyncio.create_task(self._prepare_adapter(frontend, message))
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
             case protocol.Shutdown():
                 self.close()
 
@@ -273,6 +278,13 @@ class EngineProcess:
         except EngineError as error:
             answer = protocol.WorkersAnswered(call.call_id, [], error=str(error))
         self._send(frontend, answer)
+
+    async def _prepare_adapter(self, frontend: bytes, wanted: protocol.PrepareAdapter) -> None:
+        assert self._engine is not None, "a frontend asks only after EngineReady"
+        error: str | None = _NO_ADAPTERS
+        if self._config.limits.max_adapters:
+            error = await self._engine.adapters.prepare(wanted.adapter)
+        self._send(frontend, protocol.WorkersAnswered(wanted.call_id, [], error=error))
 
     # ----------------------------------------------------------------------------------------------------- outbox
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -11,6 +12,7 @@ from quire.core.errors import ConfigError, QuireError
 from quire.core.flight.known_pages import KnownPages
 from quire.core.flight.recording import Recording
 from quire.core.flight.records import Answered, Cut, Kind, NamedVocabulary, Planned
+from quire.core.wire.adapters import LOAD_ADAPTER, Adapter, AdapterLoad, LoadedAdapter
 from quire.core.wire.protocol import StepPlan
 
 
@@ -93,6 +95,7 @@ class _Run:
         self._known = known
         self._vocabularies = vocabularies
         self._requests: dict[int, str] = {}  # by slot
+        self._adapters: dict[int, Adapter] = {}  # by the workers' slot
 
     async def step(self, seconds: float, planned: Planned, recorded: list[list[int]] | None) -> bool:
         """Runs one step. Returns False if no other should run: the tokens differ, or the step failed."""
@@ -102,6 +105,7 @@ class _Run:
         self.report.num_steps += 1
         self.report.num_rows += len(rows)
         self.report.num_left_out += len(planned.plan.slots) - len(rows)
+        await self._load_adapters(plan)
         self._executor.submit(plan)
         try:
             result = await self._executor.next_result()
@@ -112,6 +116,18 @@ class _Run:
             self.report.num_unanswered += 1
             return True
         return self._compare(seconds, _Kept(plan, rows, planned.plan), recorded, result.token_ids)
+
+    async def _load_adapters(self, plan: StepPlan) -> None:
+        """Loads the adapters of requests that enter. Raises ConfigError if one is not there any more."""
+        for new in plan.admitted:
+            files, before = new.adapter_files, self._adapters.get(new.adapter)
+            if files is None or (before is not None and before.digest == files.digest):
+                continue
+            load = AdapterLoad(files, new.adapter, [] if before is None else [before.digest])
+            for answer in await self._executor.call(LOAD_ADAPTER, msgspec.msgpack.encode(load)):
+                if (error := msgspec.msgpack.decode(answer, type=LoadedAdapter).error) is not None:
+                    raise ConfigError(f"The adapter {files.name!r} of the recording cannot be loaded: {error}")
+            self._adapters[new.adapter] = files
 
     def _with_vocabularies(self, plan: StepPlan) -> StepPlan:
         for new in plan.admitted:

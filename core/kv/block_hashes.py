@@ -23,12 +23,15 @@ class BlockHasher:
         self._hash_of = hash_function(algorithm)
 
     def root(self, prompt: PagedPrompt) -> bytes:
-        """The parent of a prompt's first block. It covers the salt, and the encoder input that all keys depend on.
+        """The parent of a prompt's first block. It covers what all keys depend on besides tokens: the salt, the
+        adapter, and the encoder input.
 
         It is computed once for all sequences that share the prompt.
         """
         if not prompt.root_hash:
             prompt.root_hash = root_hash(self._hash_of, prompt.cache_salt)
+            if prompt.adapter is not None:
+                prompt.root_hash = self._hash_of(prompt.root_hash, b"", b"adapter:" + prompt.adapter.digest)
             if (encoder := prompt.encoder) is not None:
                 tokens = array("q", encoder.token_ids).tobytes()
                 kind = b"encoder" if encoder.features is None else b"features" + encoder.features.digest

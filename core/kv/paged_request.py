@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from quire.core.kv.block_table import BlockTable
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.media import MediaItem
 from quire.core.wire.page_moves import PageMove
@@ -19,6 +20,9 @@ class PagedPrompt(Protocol):
 
     @property
     def cache_salt(self) -> str | None: ...
+
+    @property
+    def adapter(self) -> Adapter | None: ...
 
     @property
     def embeds(self) -> PromptEmbeds | None: ...

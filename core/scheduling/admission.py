@@ -62,6 +62,7 @@ class Admission:
         """The reason why a request can never be served here; None if it can."""
         message = (
             self._kind_fault(wire)
+            or self._adapter_fault(wire)
             or self._encoder_fault(wire)
             or self._length_fault(wire)
             or self._memory_fault(wire)
@@ -142,6 +143,13 @@ class Admission:
                 f"{max(types)}."
             )
         return None
+
+    def _adapter_fault(self, wire: EngineRequest) -> str | None:
+        if wire.adapter is None or self._limits.max_adapters:
+            return None
+        return (
+            f"The engine takes no adapters, and the request names {wire.adapter.name!r}; start it with --enable-lora."
+        )
 
     def _encoder_fault(self, wire: EngineRequest) -> str | None:
         if self._encoder_rows is None:

@@ -5,6 +5,7 @@ from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.paged_request import PlannedSnapshot
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.encoder_input import EncodedInput
 from quire.core.wire.media import media_end
 from quire.core.wire.prefix_spans import PrefixSpan
@@ -17,7 +18,7 @@ PriorityKey = tuple[int, ...]
 
 class RequestStatus(Enum):
     WAITING = "waiting"  # has neither slot nor pages: new, or preempted
-    LOADING = "loading"  # waits for pages that moves bring, and has none itself
+    LOADING = "loading"  # waits for pages that moves bring, or for its adapter, and has no pages itself
     RUNNING = "running"
     FINISHED = "finished"  # ended, failed or aborted; results still in flight for it are dropped
 
@@ -27,6 +28,7 @@ class Prompt:
 
     Attributes:
         token_ids: never changed.
+        adapter: what is added to the model; None: nothing is.
         block_hashes: chained hashes of the leading full blocks, as many as were needed so far.
         root_hash: the parent of the first block's hash; empty until it is needed.
         prefix_spans: its tokens that see each other.
@@ -36,6 +38,7 @@ class Prompt:
 
     __slots__ = (
         *(
+            "adapter",
             "block_hashes",
             "cache_salt",
             "embeds",
@@ -51,6 +54,7 @@ class Prompt:
     def __init__(self, wire: EngineRequest, prefix_spans: list[PrefixSpan]) -> None:
         self.token_ids = wire.prompt_token_ids
         self.cache_salt = wire.cache_salt
+        self.adapter = wire.adapter
         self.embeds = wire.prompt_embeds
         self.token_type_ids = wire.token_type_ids
         self.encoder = wire.encoder
@@ -76,6 +80,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter_slot",
         "block_hashes",
         "block_tables",
         "encoded",
@@ -143,6 +148,7 @@ class Request:
         self.scheduled_at = 0.0  # first admission; 0 before
         self.status = RequestStatus.WAITING
         self.slot = -1  # row of the workers' tables while running
+        self.adapter_slot = -1  # of its adapter in the workers, while running with one
 
         self.output_token_ids = start.output_token_ids.copy()  # known ones, those of an earlier engine included
         self.num_prompt_tokens = len(prompt.token_ids)
@@ -168,6 +174,11 @@ class Request:
     def num_known_tokens(self) -> int:
         """Tokens of prompt and output whose ids are known."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is added to the model for this request; None: nothing is."""
+        return self.prompt.adapter
 
     def count_prompt(self, start: int, end: int) -> int:
         """The number of prompt tokens that a plan for positions `start` to `end` computes for the first time."""
@@ -280,11 +291,13 @@ class Request:
             self.grammar,
             self.prompt.embeds,
             pooling=self.pooling,
+            adapter=self.adapter_slot,
             token_type_ids=self.prompt.token_type_ids,
             prefix_spans=self.prompt.prefix_spans,
             encoded=self.encoded,
             rules=self.rules,
             media=[item.without_arrays() for item in self.prompt.media],
+            adapter_files=self.adapter,
         )
 
     def last_delta(

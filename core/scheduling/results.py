@@ -67,13 +67,13 @@ class Results:
         """Queues the requests again that waited for these moves."""
         for move_id in move_ids:
             load = self._kv.finish_move(move_id)
-            for request in [] if load is None else self._held.loading.take(load):
-                self._held.waiting.push(request)
+            if load is not None:
+                self._held.queue_again(load)
 
     def _take_failures(self, step: StepInFlight, result: StepResult) -> list[RequestDelta]:
         """Ends the requests of rows that failed."""
         return [
-            self._fail(request, output)
+            self.fail(request, output)
             for row, output in result.outputs
             if isinstance(output, RequestFailure)
             and (request := step.request_of(row)).status is not RequestStatus.FINISHED
@@ -139,7 +139,7 @@ class Results:
             if request.status is RequestStatus.RUNNING:
                 request.expect_drafts(min(held, self._max_num_drafts))
 
-    def _fail(self, request: Request, failure: RequestFailure) -> RequestDelta:
+    def fail(self, request: Request, failure: RequestFailure) -> RequestDelta:
         """Ends a request that failed, or whose grammar does not let it go on; without any output, that is a refusal."""
         self._held.end(request)
         if failure.kind == "dead_end":

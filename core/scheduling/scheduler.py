@@ -36,6 +36,7 @@ from quire.core.kv.block_table import CachedPrefix
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.kv.paged_request import PlannedSnapshot
+from quire.core.scheduling.adapter_slots import AdapterSlots, AdapterWait
 from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.held import HeldRequests, priority_key
 from quire.core.scheduling.in_flight import StepsInFlight
@@ -49,6 +50,7 @@ from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
 from quire.core.scheduling.tower_rows import TowerRows
 from quire.core.scheduling.usable_values import UsableValues
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
 from quire.core.wire.media import spans_of
 from quire.core.wire.page_moves import PageMove
@@ -119,7 +121,12 @@ class Scheduler:
             hash_algorithm=limits.prefix_caching_hash_algo,
             lower_tiers=lower_tiers,
         )
-        self._held = HeldRequests(limits.max_num_seqs, self._kv)
+        adapters = None
+        if limits.max_adapters:
+            adapters = AdapterSlots(
+                limits.max_adapters, limits.max_adapters_on_host, max_overtaking=limits.max_num_seqs
+            )
+        self._held = HeldRequests(limits.max_num_seqs, self._kv, adapters)
         self._is_divided = False  # between several tenants, at the last plan
         self._has_lower_tiers = lower_tiers is not None
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
@@ -371,6 +378,8 @@ class Scheduler:
         while budget and self._held.free_slots and (request := self._held.waiting.first()) is not None:
             if request.num_placeholders:
                 break  # preempted with a token in flight, which must be known first
+            if self._held.waits_for_adapter(request):
+                continue
             prefix = self._kv.find_prefix(request)
             # Only with a limit on the chunks of prompts can a running prompt be unfinished here. Without one, all
             # running prompts are planned to their ends, and findable, before any request is admitted.
@@ -501,6 +510,28 @@ class Scheduler:
         self._pace.measure(step, self._clock())
         return self._results.take(step, result)
 
+    # ------------------------------------------------------------------------------------------------------ adapters
+
+    def take_adapter_loads(self) -> list[AdapterWait]:
+        """The loads of adapters that became necessary since the last call. The caller starts them in this order, after
+        the plans that it has, and reports the end of each by `on_adapter`."""
+        return [] if self._held.adapters is None else self._held.adapters.take_new_loads()
+
+    def prefetch_adapter(self, adapter: Adapter) -> AdapterWait:
+        """Starts a load of an adapter into the host's memory, or joins one."""
+        assert self._held.adapters is not None, "the workers take adapters"
+        return self._held.adapters.prefetch(adapter)
+
+    def on_adapter(self, wait: AdapterWait, error: str | None) -> list[RequestDelta]:
+        """Takes in the end of a load. After an `error`, returns the last deltas of the requests that waited for it."""
+        assert self._held.adapters is not None, "the workers take adapters"
+        self._held.adapters.finish(wait, is_there=error is None)
+        waited = self._held.queue_again(wait)
+        self._held.queue_again(self._held.adapters.for_slot)
+        if error is None:
+            return []
+        return [self._results.fail(request, RequestFailure("invalid", error)) for request in waited]
+
     # --------------------------------------------------------------------------------------------- limits and figures
 
     def stats(self) -> SchedulerStats:
@@ -519,6 +550,8 @@ class Scheduler:
             totals.num_generated_tokens,
             totals.expert_balancedness,
             self._held.num_new_tokens + self._num_left_tokens,
+            [] if self._held.adapters is None else self._held.adapters.running_names,
+            [] if self._held.adapters is None else self._held.adapters.waiting_names,
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:

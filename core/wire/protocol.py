@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.media import MediaItem, Modality
@@ -101,6 +102,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     tenant: Tenant = Tenant()
     is_accepted: bool = False  # by an earlier engine: no queue is too full for it
     media: list[MediaItem] = []  # of the prompt, in the order of their tokens
+    adapter: Adapter | None = None  # added to the model; None: the model alone
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -157,6 +159,14 @@ class CallWorkers(Struct, array_like=True, tag="call_workers", frozen=True):
     payload: bytes = b""
 
 
+class PrepareAdapter(Struct, array_like=True, tag="prepare_adapter", frozen=True):
+    """Reads an adapter into the memory of the engine's hosts, and checks that it fits the model; answered with
+    `WorkersAnswered`."""
+
+    call_id: int  # of this frontend
+    adapter: Adapter
+
+
 EngineInput = (
     EngineRequest
     | LentFile
@@ -168,6 +178,7 @@ EngineInput = (
     | Shutdown
     | Profile
     | CallWorkers
+    | PrepareAdapter
 )
 
 # --------------------------------------------------------------------------------------------- engine -> frontend
@@ -222,6 +233,8 @@ class SchedulerStats(Struct, array_like=True):
         None  # mean load of ranks over the busiest's in the last window that EPLB counted
     )
     num_pending_tokens: int = 0  # of prompts, that no plan computes yet; of waiting ones, as the senders expected
+    running_adapters: list[str] = []  # names, of running requests
+    waiting_adapters: list[str] = []
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):
@@ -276,7 +289,7 @@ class Profiled(Struct, array_like=True, tag="profiled"):
 
 
 class WorkersAnswered(Struct, array_like=True, tag="workers_answered"):
-    """The workers' answers to `CallWorkers`, by rank; empty after an error."""
+    """The workers' answers to `CallWorkers`, by rank; empty after an error, and for `PrepareAdapter`."""
 
     call_id: int
     results: list[bytes]
@@ -305,12 +318,13 @@ class NewSlot(Struct, array_like=True):
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
     pooling: Pooling | None = None
-    adapter: int = -1  # the number of the workers' adapter for the request's tokens; -1: none
+    adapter: int = -1  # the slot of the workers' adapter for the request's tokens; -1: none
     token_type_ids: list[int] | None = None  # of the prompt
     prefix_spans: list[PrefixSpan] = []  # of the prompt; a step computes all of a span, or nothing
     encoded: EncodedInput | None = None  # the encoder input's keys and values; None: the model has no encoder
     rules: OutputRules | None = None
     media: list[MediaItem] = []  # of the prompt, without arrays: see `StepPlan.to_encode`
+    adapter_files: Adapter | None = None  # what that slot of the workers has; they need no more than the number
 
 
 class StepPlan(Struct, array_like=True, tag="step"):

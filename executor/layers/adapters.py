@@ -2,11 +2,11 @@
 
 `ModelContext.adapters` is this place, or None on a worker without adapters. A layer takes its part of it when it is
 built. A step fills in the adapters of its tokens before each forward pass, and no layer passes them on. See LoRA,
-arXiv:2106.09685.
+arXiv:2106.09685; DoRA, arXiv:2402.09353.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.scheme import LinearPart
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.readers import Shard, StoredRows
 from quire.ops.backend import Backend
 from quire.ops.linear import LowRankWeights
 
@@ -24,22 +24,68 @@ class AdapterLimits(NamedTuple):
 
     Attributes:
         max_rank: of each adapter.
+        targets: ends of the names of layers that take adapters; None: all layers.
     """
 
     num_adapters: int
     max_rank: int
+    targets: Sequence[str] | None = None
 
 
 class AdapterWeight(NamedTuple):
     """One adapter's weights for one layer, of all ranks together.
 
+    The layer's outputs become `factor * (W x + b a x) + bias`, where the factor makes each row of the weight as long as
+    `magnitude` says.
+
     Attributes:
         a: [rank, in].
         b: [out, rank], multiplied by the adapter's scale.
+        magnitude: [out]; None: the factor is 1.
+        bias: [out], instead of the layer's own; None: that stays.
+        added_bias: [out], besides; None: nothing.
     """
 
     a: Tensor
     b: Tensor
+    magnitude: Tensor | None = None
+    bias: Tensor | None = None
+    added_bias: Tensor | None = None
+
+
+class BaseLayer(NamedTuple):
+    """What an adapter's layer is without adapters, of all ranks together.
+
+    Attributes:
+        locate: finds the layer in the checkpoint; None: it has no place of its own there.
+        read_weight: reads the weight, [out, in].
+        read_bias: reads the bias, [out]; None: there is none.
+    """
+
+    part: LinearPart
+    in_features: int
+    has_bias: bool
+    locate: Callable[[], StoredRows | None]
+    read_weight: Callable[[], Tensor]
+    read_bias: Callable[[], Tensor | None]
+
+
+class PreparedWeight(NamedTuple):
+    """A rank's part of an adapter's weights for one layer, ready for any slot.
+
+    Attributes:
+        number: the layer's, among those of the product.
+        a: [rank, this rank's inputs].
+        b: [rank, this rank's outputs].
+        factor, shift: [this rank's outputs]; None: 1 and 0.
+    """
+
+    layer: "LayerAdapters"
+    number: int
+    a: Tensor
+    b: Tensor
+    factor: Tensor | None
+    shift: Tensor | None
 
 
 class LayerAdapters:
@@ -49,26 +95,43 @@ class LayerAdapters:
     zeros.
 
     Attributes:
+        bases: the layers, in order.
         is_used: an adapter has weights for the product.
     """
 
     def __init__(
-        self, place: "Adapters", parts: Sequence[LinearPart], in_shards: Sequence[Shard], sizes: Sequence[int]
+        self,
+        place: "Adapters",
+        bases: Sequence[BaseLayer],
+        in_shards: Sequence[Shard],
+        sizes: Sequence[int],
+        *,
+        has_bias: bool,
     ) -> None:
-        """Takes as `sizes` the number of each part's outputs on this rank, which may be more than its shard has."""
+        """Takes as `sizes` the number of each part's outputs on this rank, which may be more than its shard has.
+
+        `has_bias`: this rank adds the layers' biases.
+        """
         self._place = place
-        self._parts = parts
+        self.bases = bases
         self._in_shards = in_shards
-        num_adapters, rank = place.limits
+        self._has_bias = has_bias
+        num_adapters, rank = place.limits.num_adapters, place.limits.max_rank
         in_features = sum(shard.stop - shard.start for shard in in_shards)
-        a, b = (num_adapters, len(parts) * rank, in_features), (num_adapters, rank, sum(sizes))
-        self._weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes))
+        a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
+        ranks = place.zeros(num_adapters, dtype=torch.int64)
+        self._weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes), ranks)
         self.is_used = False
 
     @property
     def names(self) -> list[str]:
         """The names of the layers, in order."""
-        return [part.name for part in self._parts]
+        return [base.part.name for base in self.bases]
+
+    @property
+    def has_factors(self) -> bool:
+        """True if an adapter has changed lengths of rows, or biases."""
+        return self._weights.factors is not None
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """Adds the products of `x` with each token's adapter to `out`, perhaps in place."""
@@ -76,46 +139,71 @@ class LayerAdapters:
             return out
         return self._place.ops.add_low_rank(x, out, self._weights, self._place.tokens(len(x)))
 
-    def load(self, adapter: int, name: str, weight: AdapterWeight) -> None:
-        """Copies this rank's part of an adapter's weight for the layer `name`.
+    def prepare(self, number: int, weight: AdapterWeight, dtype: torch.dtype) -> PreparedWeight:
+        """Returns this rank's part of an adapter's weight for the layer with a number, its low-rank part in `dtype`.
 
         Raises:
             ModelLoadError: it has another shape than the layer.
         """
+        base = self.bases[number]
+        self._check(base, weight)
+        part, weight = base.part, _in_float(weight)
+        factor = None if weight.magnitude is None else _row_factors(base, weight)
+        shift = _shift(base, weight, factor) if self._has_bias else None
+        a = torch.cat([weight.a[:, shard.start : shard.stop] for shard in self._in_shards], dim=1)
+        b = weight.b
+        if part.shard.dim == 0:
+            own = slice(part.shard.start, part.shard.stop)
+            b, factor, shift = b[own], factor if factor is None else factor[own], shift if shift is None else shift[own]
+        return PreparedWeight(self, number, a.to(dtype), b.T.to(dtype).contiguous(), factor, shift)
+
+    def put(self, adapter: int, weight: PreparedWeight) -> None:
+        """Copies a prepared weight to an adapter's place."""
         self.is_used = True
-        max_rank, start = self._place.limits.max_rank, 0
-        for number, (part, size) in enumerate(zip(self._parts, self._weights.sizes, strict=True)):
-            if part.name == name:
-                device, dtype = self._weights.a.device, self._weights.a.dtype
-                a, b = (each.to(device, dtype) for each in self._checked(part, weight))
-                rank, first = len(a), number * max_rank
-                self._weights.a[adapter, first : first + rank] = a
-                self._weights.b[adapter, :rank, start : start + len(b)] = b.T
-            start += size
+        if (weight.factor is not None or weight.shift is not None) and self._weights.factors is None:
+            shape = len(self._weights.a), sum(self._weights.sizes)
+            self._weights = self._weights._replace(
+                factors=self._place.zeros(*shape, dtype=torch.float32).fill_(1),
+                shifts=self._place.zeros(*shape, dtype=torch.float32),
+            )
+        a, b, sizes, ranks, factors, shifts = self._weights
+        rank, start, size = len(weight.a), sum(sizes[: weight.number]), weight.b.shape[1]
+        first = weight.number * self._place.limits.max_rank
+        a[adapter, first : first + rank] = weight.a.to(a.device)
+        b[adapter, :rank, start : start + size] = weight.b.to(b.device)
+        if ranks is not None:
+            ranks[adapter] = max(int(ranks[adapter]), rank)
+        for there, values in ((factors, weight.factor), (shifts, weight.shift)):
+            if there is not None and values is not None:
+                there[adapter, start : start + size] = values.to(there.device)
 
     def clear(self, adapter: int) -> None:
         """Removes the weights of an adapter."""
         self._weights.a[adapter] = 0
         self._weights.b[adapter] = 0
+        if self._weights.ranks is not None:
+            self._weights.ranks[adapter] = 0
+        if self._weights.factors is not None and self._weights.shifts is not None:
+            self._weights.factors[adapter] = 1
+            self._weights.shifts[adapter] = 0
 
-    def _checked(self, part: LinearPart, weight: AdapterWeight) -> AdapterWeight:
-        a, b = weight
-        whole = a.shape[1] if part.shard.dim == 0 else None
-        needed = max(shard.stop for shard in self._in_shards)
-        fits = len(b) == part.out_features and a.shape[1] >= needed and (whole is None or whole == needed)
+    def _check(self, base: BaseLayer, weight: AdapterWeight) -> None:
+        a, b, part, needed = weight.a, weight.b, base.part, base.in_features
+        vectors = [each for each in weight[2:] if each is not None]
+        fits = len(b) == part.out_features and a.shape[1] == needed and all(len(each) == len(b) for each in vectors)
         if a.shape[0] != b.shape[1] or not fits or len(a) > self._place.limits.max_rank:
             raise ModelLoadError(
                 f"The adapter's weights for {part.name} are {list(a.shape)} and {list(b.shape)}; the layer maps "
-                f"{needed} inputs to {part.out_features} outputs, and ranks are at most {self._place.limits.max_rank}."
+                f"{needed} inputs to {part.out_features} outputs, and ranks are at most {self._place.limits.max_rank} "
+                "(--max-lora-rank)."
             )
-        inputs = torch.cat([a[:, shard.start : shard.stop] for shard in self._in_shards], dim=1)
-        return AdapterWeight(inputs, b[part.shard.start : part.shard.stop] if part.shard.dim == 0 else b)
 
 
 class Adapters:
     """The adapters of a rank's linear layers, numbered from 0, and those of the tokens of the current step.
 
     Attributes:
+        layers: those that take adapters.
         version: changes when a step with adapters runs other operations than before.
         is_active: some token of the current step has an adapter.
     """
@@ -127,7 +215,7 @@ class Adapters:
         self.is_active = False
         self._dtype = dtype
         self._device = device
-        self._layers: list[LayerAdapters] = []
+        self.layers: list[LayerAdapters] = []
         self._step: Tensor | None = None
         self._tokens: Tensor | None = None
         self._wanted: Tensor | None = None
@@ -136,52 +224,68 @@ class Adapters:
         """Returns another place for the same adapters, whose weights are on torch's meta device."""
         return Adapters(self.limits, self.ops, self._dtype, torch.device("meta"))
 
-    def zeros(self, *shape: int) -> Tensor:
-        if self._device.type == "meta":
-            return torch.empty(shape, dtype=self._dtype, device=self._device)
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns zeros on the device, in `dtype` or else the model's."""
+        make = torch.empty if self._device.type == "meta" else torch.zeros
+        return make(shape, dtype=dtype or self._dtype, device=self._device)
 
     # ------------------------------------------------------------------------------------------------------- layers
 
-    def of_columns(
-        self, parts: Sequence[LinearPart], in_features: int, sizes: Sequence[int] | None = None
-    ) -> LayerAdapters:
-        """Returns the weights for layers that have all inputs, and a shard of the outputs.
+    def of_columns(self, bases: Sequence[BaseLayer], sizes: Sequence[int] | None = None) -> LayerAdapters | None:
+        """Returns the weights for layers that have all inputs, and a shard of the outputs; None if these take none.
 
         `sizes` are the numbers of the layers' outputs on this rank; None: those of the shards.
         """
-        sizes = sizes or [part.shard.stop - part.shard.start for part in parts]
-        return self._added(LayerAdapters(self, parts, [Shard(1, 0, in_features)], sizes))
+        sizes = sizes or [base.part.shard.stop - base.part.shard.start for base in bases]
+        return self._added(bases, [Shard(1, 0, bases[0].in_features)], sizes, has_bias=True)
 
-    def of_rows(self, name: str, out_features: int, shards: Sequence[Shard]) -> LayerAdapters:
-        """Returns the weights for a layer that has shards of the inputs, and all outputs."""
-        return self._added(LayerAdapters(self, [LinearPart(name, out_features, shards[0])], shards, [out_features]))
+    def of_rows(self, base: BaseLayer, shards: Sequence[Shard], *, has_bias: bool) -> LayerAdapters | None:
+        """Returns the weights for a layer that has shards of the inputs, and all outputs; None if it takes none.
+
+        `has_bias`: this rank adds the layer's bias to the sum of all ranks.
+        """
+        return self._added([base], shards, [base.part.out_features], has_bias=has_bias)
 
     @torch.inference_mode()
-    def load(self, adapter: int, weights: Mapping[str, AdapterWeight]) -> None:
-        """Replaces an adapter by `weights`, by the names of layers.
+    def prepare(self, weights: Mapping[str, AdapterWeight], dtype: torch.dtype | None = None) -> list[PreparedWeight]:
+        """Returns this rank's part of an adapter of these `weights`, by the names of layers.
+
+        Args:
+            dtype: of the low-rank weights; None: the model's.
 
         Raises:
             ModelLoadError: a layer does not take adapters, or has another shape.
         """
-        layers: dict[str, list[LayerAdapters]] = defaultdict(list)
-        for layer in self._layers:
-            for name in layer.names:
-                layers[name].append(layer)
+        layers: dict[str, list[tuple[LayerAdapters, int]]] = defaultdict(list)
+        for layer in self.layers:
+            for number, name in enumerate(layer.names):
+                layers[name].append((layer, number))
         unknown = sorted(weights.keys() - layers.keys())
         if unknown:
             raise ModelLoadError(f"The adapter has weights for {', '.join(unknown)}, which take no adapters here.")
+        return [
+            layer.prepare(number, weight, dtype or self._dtype)
+            for name, weight in weights.items()
+            for layer, number in layers[name]
+        ]
+
+    @torch.inference_mode()
+    def put(self, adapter: int, weights: Sequence[PreparedWeight]) -> None:
+        """Replaces an adapter, which no token of a step in flight has."""
         self.unload(adapter)
-        num_used = self._num_used
-        for name, weight in weights.items():
-            for layer in layers[name]:
-                layer.load(adapter, name, weight)
-        self.version += self._num_used != num_used
+        before = self._operations
+        for weight in weights:
+            weight.layer.put(adapter, weight)
+        self.version += self._operations != before
+
+    def load(self, adapter: int, weights: Mapping[str, AdapterWeight]) -> None:
+        """Replaces an adapter by `weights`; errors are those of `prepare`."""
+        self.put(adapter, self.prepare(weights))
 
     @torch.inference_mode()
     def unload(self, adapter: int) -> None:
         """Removes an adapter's weights."""
-        for layer in self._layers:
+        for layer in self.layers:
             if layer.is_used:
                 layer.clear(adapter)
 
@@ -214,10 +318,44 @@ class Adapters:
         assert self._wanted is not None
         return self._wanted
 
-    def _added(self, layer: LayerAdapters) -> LayerAdapters:
-        self._layers.append(layer)
+    def _added(
+        self, bases: Sequence[BaseLayer], in_shards: Sequence[Shard], sizes: Sequence[int], *, has_bias: bool
+    ) -> LayerAdapters | None:
+        targets = self.limits.targets
+        if targets is not None and not any(_ends_with(base.part.name, each) for base in bases for each in targets):
+            return None
+        layer = LayerAdapters(self, bases, in_shards, sizes, has_bias=has_bias)
+        self.layers.append(layer)
         return layer
 
     @property
-    def _num_used(self) -> int:
-        return sum(layer.is_used for layer in self._layers)
+    def _operations(self) -> list[tuple[bool, bool]]:
+        """What each layer does in a step with adapters."""
+        return [(layer.is_used, layer.has_factors) for layer in self.layers]
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def _in_float(weight: AdapterWeight) -> AdapterWeight:
+    return AdapterWeight(*(None if each is None else each.float() for each in weight))  # type: ignore[arg-type]
+
+
+def _row_factors(base: BaseLayer, weight: AdapterWeight) -> Tensor:
+    """Returns the factors [out] that make the rows of the changed weight as long as the adapter says."""
+    assert weight.magnitude is not None
+    changed = base.read_weight().to("cpu", torch.float32).addmm_(weight.b, weight.a)
+    return weight.magnitude / changed.norm(dim=1)
+
+
+def _shift(base: BaseLayer, weight: AdapterWeight, factor: Tensor | None) -> Tensor | None:
+    """Returns what [out] is added after the factor, so that the layer's bias is the adapter's."""
+    shift = weight.added_bias
+    if weight.bias is None and factor is None:
+        return shift
+    own = base.read_bias()
+    own = torch.zeros(len(weight.b)) if own is None else own.to("cpu", torch.float32)
+    changed = own if weight.bias is None else weight.bias
+    bias = changed - own * (1 if factor is None else factor)
+    return bias if shift is None else bias + shift

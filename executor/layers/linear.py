@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.executor.layers.adapted import base_layers
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.scheme import LinearPart
@@ -28,7 +29,9 @@ class ColumnLinear:
         self._ops = context.ops
         self._products = context.packing.products(lambda: _read_runs(context, parts, in_features, bias))
         place = context.adapters
-        self._adapters = None if place is None else place.of_columns(parts, in_features)
+        self._adapters = None
+        if place is not None:
+            self._adapters = place.of_columns(base_layers(context, parts, in_features, bias=bias))
 
     def __call__(self, x: Tensor, activation: PlainActivation | None = None) -> Tensor:
         """Runs `Backend.activate` on the outputs, if an `activation` is given."""
@@ -135,7 +138,11 @@ class RowLinear:
             )
         )
         place = context.adapters
-        self._adapters = None if place is None else place.of_rows(name, out_features, shards)
+        self._adapters = None
+        if place is not None:
+            part = LinearPart(name, out_features, shards[0])
+            [base] = base_layers(context, [part], in_features, bias=bias)
+            self._adapters = place.of_rows(base, shards, has_bias=context.group.rank == 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self.partial(x))

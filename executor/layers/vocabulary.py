@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapted import base_layers
 from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
@@ -87,6 +88,10 @@ def _is_stored(context: ModelContext, layer: str) -> bool:
     return any(context.find(f"{layer}.{kind}") is not None for kind in _KINDS)
 
 
+_TIED_HEAD = "lm_head"
+"""The name by which adapters change a head whose weight is the embedding's."""
+
+
 class VocabularyWeight:
     """A rank's rows of a [vocab_size, hidden] weight: of an embedding, of a head, or shared by the two.
 
@@ -128,11 +133,26 @@ class VocabularyWeight:
         return self._shared[0] if self._is_shared else self._context.packing.linear(self._read_head)
 
     def head_adapters(self) -> LayerAdapters | None:
-        """Returns the place of adapters for the head's product; a head that shares the embedding's weight has none."""
-        place = self._context.adapters
-        if place is None or self._is_shared:
+        """Returns the place of adapters for the head's product; None: there are none."""
+        context = self._context
+        if context.adapters is None:
             return None
-        return place.of_columns([self._part], self._hidden_size, [self.num_rows])
+        [base] = base_layers(context, [self._part], self._hidden_size, bias=False)
+        base = base._replace(
+            part=self._part._replace(name=_TIED_HEAD) if self._is_shared else self._part,
+            has_bias=self._bias is not None,
+            locate=(lambda: None) if self._is_shared else base.locate,
+            read_weight=self._read_whole,
+            read_bias=self._read_whole_bias,
+        )
+        return context.adapters.of_columns([base], [self.num_rows])
+
+    def _read_whole(self) -> Tensor:
+        whole = self._part._replace(shard=Shard(0, 0, self.vocab_size))
+        return self._context.read_dequantized(whole, self._hidden_size)
+
+    def _read_whole_bias(self) -> Tensor | None:
+        return None if self._bias is None else self._context.read(self._bias, (self.vocab_size,))
 
     @functools.cached_property
     def _shared(self) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """A worker without a model, which answers every plan at once, so that tests and benchmarks measure all other costs."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from quire.core.config.resolved import EngineConfig
@@ -66,6 +67,6 @@ class NullWorker:
         """Returns the result of `launch`."""
         return step.result
 
-    def call(self, call: WorkerCall) -> WorkerAnswer:
+    def call(self, call: WorkerCall, answer: Callable[[WorkerAnswer], None]) -> None:
         """Refuses the call: there is no model."""
-        return WorkerAnswer(call.call_id, self._rank, error="this worker has no model")
+        answer(WorkerAnswer(call.call_id, self._rank, error="this worker has no model"))

@@ -38,8 +38,8 @@ class StepWorker(Protocol[Step]):
         """Returns the result of a step; steps are collected in the order of their launches."""
         ...
 
-    def call(self, call: WorkerCall) -> WorkerAnswer:
-        """Runs a call between steps. A failure is part of the answer."""
+    def call(self, call: WorkerCall, answer: Callable[[WorkerAnswer], None]) -> None:
+        """Runs a call between steps. The answer may come later, from another thread; a failure is part of it."""
         ...
 
 
@@ -63,7 +63,7 @@ class StepLoop(Generic[Step]):
 
     Args:
         report: takes each result, in the order of plans.
-        answer: takes the answer to each call.
+        answer: takes the answer to each call, from any thread.
 
     Attributes:
         step_id: of the step in hand, for the message when it fails.
@@ -101,7 +101,7 @@ class StepLoop(Generic[Step]):
     def _call(self, call: WorkerCall) -> None:
         while self._launched:
             self._collect()
-        self._answer(self._worker.call(call))
+        self._worker.call(call, self._answer)
 
     def _collect(self) -> None:
         step = self._launched.popleft()

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 
 import msgspec
 from msgspec import Struct
@@ -85,6 +86,7 @@ class WorkerProcess:
         self._results = RingWriter(assignment.results, name=f"rank {assignment.rank} result")
         self._decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
         self._encoder = encoder()
+        self._sending = threading.Lock()
         self._grammars = SlotGrammars()
         self._copies: dict[str, str] = {}  # copies of another host's files, by their paths there
 
@@ -175,7 +177,8 @@ class WorkerProcess:
         return self._decoder.decode(self._plans.read(check=self._check_parent))
 
     def _send(self, message: Struct) -> None:
-        self._results.write(self._encoder.encode(message), check=self._check_parent)
+        with self._sending:  # answers to some calls come from other threads
+            self._results.write(self._encoder.encode(message), check=self._check_parent)
 
     def _check_parent(self) -> None:
         # The kernel signals the parent's death if prctl exists and took effect; this check covers other cases.

@@ -15,7 +15,8 @@ class ModelInfos:
 
     def card(self, name: str) -> ModelInfo:
         """Description under one name. Raises NotFoundError."""
-        self._engine.model.check_name(name)
+        if name not in self._engine.model.served_names:
+            raise self._engine.model.not_found(name)
         limit = self._engine.max_model_len
         return ModelInfo(
             id=name, display_name=name, created_at=self._created_at, max_input_tokens=limit, max_tokens=limit
@@ -23,5 +24,5 @@ class ModelInfos:
 
     def list(self) -> ModelPage:
         """All names."""
-        names = self._engine.model.names
+        names = self._engine.model.served_names
         return ModelPage(data=[self.card(name) for name in names], first_id=names[0], last_id=names[-1])

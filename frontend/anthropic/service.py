@@ -70,7 +70,7 @@ class Messages:
     def _read(self, request: CountTokensRequest) -> ChatInput:
         if not request.model:
             raise ParameterError("model must name a model that is served.", param="model")
-        self._model.check_name(request.model)
+        self._model.choose(request.model)
         request.check()
         with renamed(**NAMES):
             return request.to_chat_input()
@@ -92,5 +92,5 @@ class Messages:
         chat, prompt = await self._render(self._read(request))
         turn = await self._conversations.open(chat, message_id, headers, prompt=prompt)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)
-        message = MessageAnswer(id=message_id, model=self._model.name, usage=usage)
+        message = MessageAnswer(id=message_id, model=self._model.chosen_name, usage=usage)
         return turn, MessageBuilder(message)

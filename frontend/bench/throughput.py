@@ -5,6 +5,7 @@ import time
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.bench.adapters import Adapters, add_adapter_arguments, chosen_adapters
 from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
 from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.figures import print_table, write_json
@@ -25,6 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--n", type=COUNT, default=1, help="Completions per prompt (default: 1).")
     group.add_argument("--num-warmups", type=COUNT_OR_NONE, default=0, help="Requests run before the measurement.")
     group.add_argument("--disable-detokenize", action="store_true", help="Leave output ids as they are.")
+    add_adapter_arguments(group)
     group.add_argument("--output-json", help="File for the figures.")
     add_profile_argument(group, "the measured run")
 
@@ -34,13 +36,14 @@ def run(args: argparse.Namespace) -> int:
     if args.profile:
         check_profiler(args.engine_args)
     with LLM(**args.engine_args.flat()) as llm:
+        adapters = chosen_adapters(args.lora_path, args.lora_assignment, args.engine_args, llm.config.seed)
         requests = make_requests(args, _vocabulary(llm, args.engine_args), llm.config.seed, as_text=False)
         if args.num_warmups:
-            _generate(llm, requests[: args.num_warmups], args)
+            _generate(llm, requests[: args.num_warmups], adapters, args)
             llm.reset_prefix_cache()
         with engine_recording(llm, args.profile):
             started = time.perf_counter()
-            outputs = _generate(llm, requests, args)
+            outputs = _generate(llm, requests, adapters, args)
             elapsed = time.perf_counter() - started
     input_tokens = sum(len(request.prompt_token_ids) for request in requests)
     output_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
@@ -68,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _generate(llm: LLM, requests: list[BenchRequest], args: argparse.Namespace) -> list[RequestOutput]:
+def _generate(
+    llm: LLM, requests: list[BenchRequest], adapters: Adapters, args: argparse.Namespace
+) -> list[RequestOutput]:
     params = [
         SamplingParams(
             n=args.n,
@@ -79,7 +84,8 @@ def _generate(llm: LLM, requests: list[BenchRequest], args: argparse.Namespace) 
         )
         for request in requests
     ]
-    return llm.generate([request.prompt_token_ids for request in requests], params)
+    prompts = [request.prompt_token_ids for request in requests]
+    return llm.generate(prompts, params, lora_request=adapters(len(requests)))
 
 
 def _vocabulary(llm: LLM, args: EngineArgs) -> Vocabulary:

@@ -82,5 +82,5 @@ class PromptRendering:
             prompt_text=text,
             token_offsets=offsets,
             sampling_params=GenerateSampling.of(sampling),
-            model=self._engine.model.name,
+            model=self._engine.model.chosen_name,
         )

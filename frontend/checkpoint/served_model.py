@@ -5,12 +5,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.multimodal import MultimodalConfig
 from quire.core.config.reasoning import ReasoningConfig
 from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.adapters import AdapterNames, choose_adapter, chosen_adapter
 from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.checkpoint.model_source import DEMO_MODEL_NAME
 from quire.frontend.checkpoint.model_spec import read_default_sampling, read_output_limit, read_rules_of_decoder
@@ -31,17 +33,39 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
     reasoning: ReasoningConfig = ReasoningConfig()
     multimodal: MultimodalConfig = MultimodalConfig()
+    adapters: AdapterNames | None = None  # that requests may name; None: the model takes none
 
     @property
     def name(self) -> str:
         return self.names[0]
 
-    def check_name(self, name: str | None) -> None:
-        """Raises NotFoundError for a name that is not served; None and "" mean the only model."""
-        if name and name not in self.names:
-            raise NotFoundError(
-                f"The model {name!r} is not served here; use {' or '.join(map(repr, self.names))}.", param="model"
-            )
+    @property
+    def chosen_name(self) -> str:
+        """The name for answers to the request of the running task: the adapter's, or the model's first."""
+        return chosen_adapter() or self.name
+
+    def choose(self, name: str | None) -> None:
+        """Chooses the model, or one of its adapters, for the running task; None and "" mean the model.
+
+        Raises:
+            NotFoundError: nothing is served under this name.
+        """
+        choose_adapter(None)
+        if not name or name in self.names:
+            return
+        if self.adapters is None or not self.adapters.may_be(name):
+            raise self.not_found(name)
+        choose_adapter(name)
+
+    @property
+    def served_names(self) -> list[str]:
+        """The names of the model, then those of its adapters."""
+        return [*self.names, *(self.adapters.served if self.adapters is not None else ())]
+
+    def not_found(self, name: str) -> NotFoundError:
+        """The error for a name under which nothing is served."""
+        names = " or ".join(map(repr, self.served_names))
+        return NotFoundError(f"The model {name!r} is not served here; use {names}.", param="model")
 
     @classmethod
     def from_args(cls, args: EngineArgs, folder: Path) -> "ServedModel":
@@ -50,6 +74,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: the defaults are not valid sampling parameters.
         """
+        names = args.model.served_model_name or [args.model.model or DEMO_MODEL_NAME]
         default_sampling = read_default_sampling(folder, args.model)
         try:
             SamplingParams(**default_sampling)
@@ -59,7 +84,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
                 "--generation-config vllm does without the file."
             ) from None
         return cls(
-            names=args.model.served_model_name or [args.model.model or DEMO_MODEL_NAME],
+            names=names,
             folder=str(folder),
             default_sampling=default_sampling,
             max_output_tokens=read_output_limit(folder, args.model),
@@ -71,4 +96,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
             reasoning=args.reasoning,
             multimodal=args.multimodal,
+            adapters=_adapter_names(args, names),
         )
+
+
+def _adapter_names(args: EngineArgs, names: list[str]) -> AdapterNames | None:
+    if not args.lora.enable_lora:
+        return None
+    return AdapterNames(names, resolves=envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"))

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quire.core import envs
 from quire.core.errors import ConfigError
 from quire.frontend.cli.command_group import end_at_once
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -49,6 +50,11 @@ def run(args: argparse.Namespace) -> None:
         with contextlib.closing(setup):
             setup.launch_ahead()
             number = args.server_config.api_server_count or len(setup.config.served_engines)
+            if number > 1 and setup.config.adapters is not None and envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"):
+                raise ConfigError(
+                    f"QUIRE_ALLOW_RUNTIME_LORA_UPDATING is for one API server, and this command has {number}, of which "
+                    "one alone would load an adapter; add --api-server-count 1, or name adapters with --lora-modules."
+                )
             if number == 1:
                 _serve(setup, args.server_config, listener)
             elif args.server_config.admin_port is not None:

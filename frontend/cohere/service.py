@@ -39,7 +39,7 @@ class CohereEmbeddings:
 
     async def embed(self, request: EmbedRequest, headers: ClientHeaders) -> EmbedResponse:
         """The vectors; cancelling aborts them in the engine. Raises RequestError and EngineError."""
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         request.check()
         params = PoolingParams(task=self._services.tasks.choose("embed"), dimensions=request.output_dimension)
         texts = request.inputs_in_texts()

@@ -32,6 +32,7 @@ from quire.frontend.http.pages.documents import Documentation
 from quire.frontend.http.pages.front_page import FrontPage
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+from quire.frontend.http.service.adapter_routes import adapter_routes, updates_adapters
 from quire.frontend.http.service.dev_routes import dev_routes
 from quire.frontend.http.service.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.service.service_routes import control_routes, front_page_route, monitoring_routes
@@ -117,6 +118,7 @@ def create_app(
     admin = [
         *control_routes(engine, state),
         *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),
+        *(adapter_routes(engine, state) if updates_adapters(engine) else []),
     ]
     return Litestar(
         route_handlers=[

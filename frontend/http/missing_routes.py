@@ -8,7 +8,6 @@ _LACKS = {
     "keep files, or train": ("/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/vector_stores"),
     "run batches over HTTP: quire run-batch does": ("/v1/batches",),
     "run assistants: /v1/responses has tools and conversations": ("/v1/assistants", "/v1/threads"),
-    "load adapters while it runs": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     "sleep, pause or exchange weights": (
         *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/release_kv_cache_memory"),
         *("/update_weights", "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
@@ -32,6 +31,8 @@ _SWITCHED = {
     "/stop_profile": "--profiler-config",
     "/reset_prefix_cache": "QUIRE_SERVER_DEV_MODE=1",
     "/server_info": "QUIRE_SERVER_DEV_MODE=1",
+    "/v1/load_lora_adapter": "--enable-lora and QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1",
+    "/v1/unload_lora_adapter": "--enable-lora and QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1",
 }
 """Routes that need an option or a variable."""
 
@@ -46,7 +47,7 @@ def describe_missing(path: str) -> str:
     """The message of a 404 for `path`. It names the capability that Quire lacks, if that is the reason."""
     parts = path.rstrip("/").split("/")
     prefixes = ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
-    route = "/" + parts[-1] if len(parts) == 2 else ""
+    route = "/".join(parts)
     if route in _SWITCHED:
         return f"There is no such route: this server was started without {_SWITCHED[route]}, which adds it."
     if route in _ELSEWHERE:

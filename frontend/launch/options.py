@@ -8,6 +8,7 @@ import psutil
 
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
+from quire.core.config.lora import AdapterOptions
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig
 from quire.core.config.pooling import PoolingSpec
@@ -88,6 +89,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         quantization=_quantization(args),
         pooling=pooling,
         reads_media=pooling is None and reads_media(args.multimodal, spec, layout),
+        adapters=AdapterOptions.of(args.lora),
         expert_placement=expert_placement(args.parallel),
         cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
@@ -216,6 +218,7 @@ def _limits(
     block_size *= num_ranks  # each rank has --block-size slots of a page
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
+    adapters = AdapterOptions.of(args.lora)
     queued_requests, queued_tokens, queued_bytes = _queue_bounds(psutil.virtual_memory().total)
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
@@ -233,6 +236,8 @@ def _limits(
         block_size=block_size,
         enable_prefix_caching=caching,
         prefix_caching_hash_algo=args.cache.prefix_caching_hash_algo,
+        max_adapters=0 if adapters is None else adapters.max_adapters,
+        max_adapters_on_host=0 if adapters is None else adapters.max_on_host,
     )
 
 

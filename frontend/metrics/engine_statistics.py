@@ -1,5 +1,6 @@
 """The statistics that one engine reports for all its frontends."""
 
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
@@ -18,13 +19,15 @@ class EngineStatistics:
     Args:
         families: makes families with the engine's labels.
         cache_info: labels of `vllm:cache_config_info`: facts about the KV cache.
+        max_adapters: in one step; 0: the engine takes none.
 
     Attributes:
         status: asks for the engine's state; None where nobody knows it.
     """
 
-    def __init__(self, families: Labelled, cache_info: dict[str, str] | None = None) -> None:
+    def __init__(self, families: Labelled, cache_info: dict[str, str] | None = None, *, max_adapters: int = 0) -> None:
         self._families = families
+        self._max_adapters = max_adapters
         self.cache_info = cache_info or {}
         self.status: Callable[[], EngineStatus] | None = None
         self.stats = SchedulerStats()  # the latest gauges
@@ -94,6 +97,14 @@ class EngineStatistics:
         yield families.histogram(
             "vllm:iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens
         )
+        if self._max_adapters:
+            names = {
+                "max_lora": str(self._max_adapters),
+                "waiting_lora_adapters": ",".join(stats.waiting_adapters),
+                "running_lora_adapters": ",".join(stats.running_adapters),
+            }
+            text = "Adapters of running and waiting requests, as labels; the time at which they were read."
+            yield families.info("vllm:lora_requests_info", text, names, time.time())
         if stats.expert_balancedness is not None:
             text = (
                 "Mean load of the ranks of experts over the busiest's, in the last window that EPLB counted; 1 is best."

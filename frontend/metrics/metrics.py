@@ -25,6 +25,7 @@ class Metrics(Collector):
         max_model_len: the largest bucket of length histograms, in tokens.
         engines: the `engine` labels, by the engine's number.
         counts_engines: whether the engines' own statistics are shown here, and not by another process.
+        max_adapters: in one step of an engine; 0: the engines take none.
 
     Attributes:
         engines: what the engines report, by their number.
@@ -33,10 +34,16 @@ class Metrics(Collector):
     """
 
     def __init__(
-        self, model_name: str, max_model_len: int, engines: Sequence[int] = (0,), *, counts_engines: bool = True
+        self,
+        model_name: str,
+        max_model_len: int,
+        engines: Sequence[int] = (0,),
+        *,
+        counts_engines: bool = True,
+        max_adapters: int = 0,
     ) -> None:
         families = [Labelled(model_name, engine) for engine in engines]
-        self.engines = [EngineStatistics(each) for each in families]
+        self.engines = [EngineStatistics(each, max_adapters=max_adapters) for each in families]
         self.requests = [RequestMetrics(each, max_model_len) for each in families]
         self.recoveries = [RecoveryMetrics(each) for each in families]
         self.counts_engines = counts_engines

@@ -5,10 +5,14 @@ from typing import Any, TypeVar
 
 from quire.core.errors import ParameterError
 from quire.core.wire.field_types import plain_numbers
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.requests.prompt import PromptLike
 from quire.frontend.text.chat_template import Message
 
 T = TypeVar("T")
+
+LoRAs = LoRARequest | Sequence[LoRARequest | None] | None
+"""The adapters of a call: one for all prompts, or one each; None: none."""
 
 
 def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
@@ -47,3 +51,14 @@ def one_each(name: str, given: T | Sequence[T | None] | None, kind: type[T], cou
     if len(given) != count:
         raise ParameterError(f"{name} has {len(given)} entries for {count} prompts; give one, or one each.", param=name)
     return [default if each is None else each for each in given]
+
+
+def adapters_of(given: LoRAs, count: int) -> list[LoRARequest | None]:
+    """The adapter of each of `count` prompts. Raises ParameterError, as `one_each`."""
+    if given is None:
+        return [None] * count
+    many = one_each("lora_request", given, LoRARequest, count, _NO_ADAPTER)
+    return [None if each is _NO_ADAPTER else each for each in many]
+
+
+_NO_ADAPTER = LoRARequest("none", 1, "none")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
@@ -27,6 +28,7 @@ class Batch(NamedTuple):
     prompts: Sequence[PromptLike]
     params: Sequence[SamplingParams]
     priorities: Sequence[int]
+    adapters: Sequence[LoRARequest | None]
     tokenization: Tokenization = Tokenization()
 
 
@@ -94,7 +96,12 @@ class BatchRunner:
             return await asyncio.gather(*(each.output for each in running))
 
     async def search(
-        self, prompts: Sequence[PromptLike], params: BeamSearchParams, limit: int | None, on_output: OnOutput
+        self,
+        prompts: Sequence[PromptLike],
+        params: BeamSearchParams,
+        adapters: Sequence[LoRARequest | None],
+        limit: int | None,
+        on_output: OnOutput,
     ) -> list[BeamSearchOutput]:
         """The likeliest completions of each prompt. If one fails, all end.
 
@@ -104,14 +111,14 @@ class BatchRunner:
         queue = self._llm.config.limits.max_num_queued_reqs or len(prompts) * params.beam_width
         places = asyncio.Semaphore(limit or max(1, queue // params.beam_width))
 
-        async def search(prompt: PromptLike) -> BeamSearchOutput:
+        async def search(prompt: PromptLike, adapter: LoRARequest | None) -> BeamSearchOutput:
             async with places:
-                found = await self._llm.open_beams(Submission(prompt, params, self._next_id()))
+                found = await self._llm.open_beams(Submission(prompt, params, self._next_id(), adapter=adapter))
                 sequences = await found.sequences()
                 on_output(found.output(sequences))
                 return BeamSearchOutput([found.with_prompt(each) for each in sequences])
 
-        tasks = [asyncio.create_task(search(prompt)) for prompt in prompts]
+        tasks = [asyncio.create_task(search(*each)) for each in zip(prompts, adapters, strict=True)]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -124,10 +131,11 @@ class BatchRunner:
         for start in range(0, len(prompts), _TOKENIZED_AT_ONCE):
             part = slice(start, start + _TOKENIZED_AT_ONCE)
             tokenized = await self._tokenize(prompts[part], tokenization.add_special_tokens)
-            for prompt, sampling, priority in zip(tokenized, batch.params[part], batch.priorities[part], strict=True):
+            rows = zip(tokenized, batch.params[part], batch.priorities[part], batch.adapters[part], strict=True)
+            for prompt, sampling, priority, adapter in rows:
                 request_id = self._next_id()
                 opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                work = self._generate(request_id, prompt, sampling, priority, tokenization, places, opened)
+                work = self._generate(request_id, prompt, sampling, priority, adapter, tokenization, places, opened)
                 yield _Running(request_id, opened, asyncio.create_task(work))
 
     async def _tokenize(self, prompts: Sequence[PromptLike], add_special_tokens: bool) -> list[PromptLike | Prompt]:
@@ -145,6 +153,7 @@ class BatchRunner:
         prompt: PromptLike | Prompt,
         sampling: SamplingParams,
         priority: int,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         places: asyncio.Semaphore,
         opened: asyncio.Future[None],
@@ -159,6 +168,7 @@ class BatchRunner:
                     add_special_tokens=tokenization.add_special_tokens,
                     truncation=tokenization.truncation,
                     fit_context=True,
+                    adapter=adapter,
                 ),
             )
             opened.set_result(None)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.offline.arguments import conversations_of, one_each, prompts_of
+from quire.frontend.offline.arguments import LoRAs, adapters_of, conversations_of, one_each, prompts_of
 from quire.frontend.offline.batch import Batch
 from quire.frontend.requests.prompt import PromptLike
 from quire.frontend.requests.tokenization import Tokenization
@@ -33,16 +33,20 @@ class BatchBuilder:
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: Params,
         priority: int | Sequence[int] | None,
+        lora_request: LoRAs,
         tokenization_kwargs: dict[str, Any] | None,
     ) -> Batch:
         """A batch of one or many prompts; arguments and errors are those of `LLM.generate`."""
-        return self._batch(prompts_of(prompts), sampling_params, priority, Tokenization.read(tokenization_kwargs))
+        return self._batch(
+            prompts_of(prompts), sampling_params, priority, lora_request, Tokenization.read(tokenization_kwargs)
+        )
 
     def of_conversations(
         self,
         messages: Conversations,
         sampling_params: Params,
         priority: int | Sequence[int] | None,
+        lora_request: LoRAs,
         *,
         chat_template: str | None,
         content_format: ContentChoice,
@@ -67,15 +71,17 @@ class BatchBuilder:
             )
             for conversation in conversations_of(messages)
         ]
-        return self._batch(prompts, sampling_params, priority, tokenization)
+        return self._batch(prompts, sampling_params, priority, lora_request, tokenization)
 
     def _batch(
         self,
         prompts: Sequence[PromptLike],
         sampling_params: Params,
         priority: int | Sequence[int] | None,
+        lora_request: LoRAs,
         tokenization: Tokenization,
     ) -> Batch:
         count, defaults = len(prompts), self._llm.get_default_sampling_params()
         params = one_each("sampling_params", sampling_params, SamplingParams, count, defaults)
-        return Batch(prompts, params, one_each("priority", priority, int, count, 0), tokenization)
+        priorities = one_each("priority", priority, int, count, 0)
+        return Batch(prompts, params, priorities, adapters_of(lora_request, count), tokenization)

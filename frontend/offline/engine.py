@@ -13,6 +13,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.metrics.reader import Metric
@@ -107,7 +108,7 @@ class LLMEngine:
         prompt: PromptLike,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -122,18 +123,20 @@ class LLMEngine:
             params: `output_kind` says whether outputs are whole, parts, or the last one alone. PoolingParams ask for
                 vectors.
             tokenization_kwargs: see `Tokenization.read`.
+            lora_request: the request's adapter; needs `enable_lora=True`.
             priority: lower runs first, with `scheduling_policy="priority"`.
             prompt_text: the text that outputs show for a prompt of token ids.
 
         Raises:
             ParameterError: the prompt or a parameter is wrong, by name.
         """
-        refuse(lora_request=lora_request, trace_headers=trace_headers, session_id=session_id, kv_hints=kv_hints)
+        refuse(trace_headers=trace_headers, session_id=session_id, kv_hints=kv_hints)
         check_id(request_id)
         if request_id in self._readers:
             raise ParameterError(f"request_id {request_id!r} is in use by an unfinished request.", param="request_id")
         tokenization = Tokenization.read(tokenization_kwargs)
-        self.run(self._add(request_id, with_text(prompt, prompt_text), params, arrival_time, tokenization, priority))
+        text = with_text(prompt, prompt_text)
+        self.run(self._add(request_id, text, params, arrival_time, lora_request, tokenization, priority))
         return request_id
 
     async def _add(
@@ -142,6 +145,7 @@ class LLMEngine:
         prompt: PromptLike,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         priority: int,
     ) -> None:
@@ -153,6 +157,7 @@ class LLMEngine:
             add_special_tokens=tokenization.add_special_tokens,
             truncation=tokenization.truncation,
             arrival_time=arrival_time,
+            adapter=adapter,
         )
         stream: RequestStream | PoolingStream | ChunkedVectors
         if isinstance(params, PoolingParams):
@@ -160,6 +165,18 @@ class LLMEngine:
         else:
             stream = await self.async_llm.open_stream(cast("GivenSubmission", submission))
         self._readers[request_id] = asyncio.create_task(_read(stream, self._news))
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Loads an adapter; see `AsyncLLM.add_lora`."""
+        return self.run(self.async_llm.add_lora(lora_request))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forgets an adapter; see `AsyncLLM.remove_lora`."""
+        return self.run(self.async_llm.remove_lora(lora_id))
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that requests brought."""
+        return self.run(self.async_llm.list_loras())
 
     def step(self) -> list[EngineOutput]:
         """The outputs that have come since the last call; waits for one. Without unfinished requests, none.

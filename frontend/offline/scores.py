@@ -9,6 +9,7 @@ import msgspec
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.offline.vectors import OnVectors, VectorBatch, VectorRunner, VectorsOutput
 from quire.frontend.outputs import PoolingOutput, ScoringRequestOutput
 from quire.frontend.requests.comparisons import cosine, late_interaction
@@ -59,6 +60,7 @@ class Scorer:
         first: Sequence[str],
         second: Sequence[str],
         params: PoolingParams,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         template: str | None,
         on_output: OnVectors,
@@ -90,16 +92,17 @@ class Scorer:
         params = params.clone()
         params.task = task
         if task == "classify":
-            return await self._together(first, second, params, tokenization, template, on_output)
+            return await self._together(first, second, params, adapter, tokenization, template, on_output)
         if spec.ranking is not None:
-            return await self._in_lists(first, second, params, tokenization, on_output)
-        return await self._apart(first, second, params, tokenization, _COMPARISONS[task], on_output)
+            return await self._in_lists(first, second, params, adapter, tokenization, on_output)
+        return await self._apart(first, second, params, adapter, tokenization, _COMPARISONS[task], on_output)
 
     async def _together(
         self,
         first: Sequence[str],
         second: Sequence[str],
         params: PoolingParams,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         template: str | None,
         on_output: OnVectors,
@@ -107,7 +110,8 @@ class Scorer:
         writer = self._llm.pair_writer(template)
         pairs = list(zip([*first] * len(second) if len(first) == 1 else first, second, strict=True))
         prompts = await writer.write(pairs, _options(params, tokenization), ("data_1", "data_2"))
-        outputs = await self._runner.run(VectorBatch(prompts, [params] * len(prompts)), on_output)
+        count = len(prompts)
+        outputs = await self._runner.run(VectorBatch(prompts, [params] * count, [adapter] * count), on_output)
         return [ScoringRequestOutput.from_base(output) for output in outputs]
 
     async def _in_lists(
@@ -115,6 +119,7 @@ class Scorer:
         first: Sequence[str],
         second: Sequence[str],
         params: PoolingParams,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         on_output: OnVectors,
     ) -> list[ScoringRequestOutput]:
@@ -123,7 +128,7 @@ class Scorer:
         queries = await writer.shorten(first, options.first_limit, "max_tokens_per_query")
         documents = await writer.shorten(second, options.second_limit, "max_tokens_per_doc")
         texts = [write_list(*each, options.variables) for each in lists_of(queries, documents)]
-        batch = VectorBatch(texts, [params] * len(texts), tokenization)
+        batch = VectorBatch(texts, [params] * len(texts), [adapter] * len(texts), tokenization)
         outputs = await self._runner.run(batch, on_output)
         return [
             ScoringRequestOutput.from_base(msgspec.structs.replace(output, outputs=PoolingOutput.of([score])))
@@ -136,6 +141,7 @@ class Scorer:
         first: Sequence[str],
         second: Sequence[str],
         params: PoolingParams,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         compare: Compare,
         on_output: OnVectors,
@@ -143,7 +149,8 @@ class Scorer:
         options, writer = _options(params, tokenization), self._llm.pair_writer()
         queries = await writer.shorten(first, options.first_limit, "max_tokens_per_query")
         documents = await writer.shorten(second, options.second_limit, "max_tokens_per_doc")
-        batch = VectorBatch([*queries, *documents], [params] * (len(first) + len(second)), tokenization)
+        count = len(first) + len(second)
+        batch = VectorBatch([*queries, *documents], [params] * count, [adapter] * count, tokenization)
         outputs = await self._runner.run(batch, on_output)
         found = zip(outputs[: len(first)] * (len(second) if len(first) == 1 else 1), outputs[len(first) :], strict=True)
         return [_compared(query, document, compare, self._padding) for query, document in found]

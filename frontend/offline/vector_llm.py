@@ -8,7 +8,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.pooling import PoolingTask
 from quire.core.wire.pooling_params import PoolingParams, check_task
 from quire.frontend.io_processors.plugin import Plugin
-from quire.frontend.offline.arguments import one_each, prompts_of
+from quire.frontend.offline.arguments import LoRAs, adapters_of, one_each, prompts_of
 from quire.frontend.offline.engine import LLMEngine
 from quire.frontend.offline.scores import Scorer, pairs_of
 from quire.frontend.offline.vectors import VectorBatch, VectorRunner, VectorsOutput
@@ -19,7 +19,6 @@ from quire.frontend.outputs import (
     ScoringRequestOutput,
 )
 from quire.frontend.progress import MakeBar, open_progress
-from quire.frontend.refusals.arguments import refuse
 from quire.frontend.requests.named_prompts import named_prompt
 from quire.frontend.requests.named_prompts import num_lead_tokens as num_lead_tokens_of
 from quire.frontend.requests.prompt import DataPrompt, PromptLike
@@ -52,7 +51,7 @@ class VectorLLM:
         pooling_params: Params = None,
         *,
         use_tqdm: bool | MakeBar | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         pooling_task: PoolingTask | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
@@ -66,6 +65,7 @@ class VectorLLM:
             pooling_params: for all prompts, or one each.
             pooling_task: one of `supported_tasks`; None for that of the parameters, or else the model's first.
             use_tqdm: show a progress bar; None shows it only on a terminal.
+            lora_request: an adapter for all prompts, or one each; needs `enable_lora=True`.
             tokenization_kwargs: see `Tokenization.read`.
             prompt_name: of the texts that the checkpoint has for uses, as sentence-transformers stores them, the one to
                 put before each text; None: none.
@@ -73,11 +73,10 @@ class VectorLLM:
         Raises:
             ParameterError: a prompt or parameter is wrong, or the model does not serve the task.
         """
-        refuse(lora_request=lora_request)
         check_task(pooling_task)
         tokenization = Tokenization.read(tokenization_kwargs)
         if pooling_task == "plugin" or (isinstance(prompts, dict) and "data" in prompts):
-            return [self._by_plugin(prompts, pooling_params, pooling_task, tokenization, use_tqdm)]
+            return [self._by_plugin(prompts, pooling_params, pooling_task, lora_request, tokenization, use_tqdm)]
         many, num_lead_tokens = prompts_of(prompts), 0
         if prompt_name is not None:
             spec, tokenizer = self.llm_engine.config.pooling, self.llm_engine.async_llm.async_tokenizer
@@ -88,7 +87,7 @@ class VectorLLM:
         params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
         if pooling_task is not None:
             params = [_for_task(each, pooling_task) for each in params]
-        batch = VectorBatch(many, params, tokenization, num_lead_tokens)
+        batch = VectorBatch(many, params, adapters_of(lora_request, len(many)), tokenization, num_lead_tokens)
         return self._encode(batch, use_tqdm)
 
     def _by_plugin(
@@ -96,6 +95,7 @@ class VectorLLM:
         given: Any,
         pooling_params: Params,
         task: str | None,
+        lora_request: LoRAs,
         tokenization: Tokenization,
         use_tqdm: bool | MakeBar | None,
     ) -> PoolingRequestOutput[Any]:
@@ -111,7 +111,7 @@ class VectorLLM:
         many = self.llm_engine.run(self._plugin.prompts(given["data"], None))
         params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
         merged = [self._plugin.params(each.clone()) for each in params]
-        outputs = self._encode(VectorBatch(many, merged, tokenization), use_tqdm)
+        outputs = self._encode(VectorBatch(many, merged, adapters_of(lora_request, len(many)), tokenization), use_tqdm)
         answer = self.llm_engine.run(self._plugin.answer(outputs, None))
         num_cached_tokens = getattr(answer, "num_cached_tokens", 0)
         return PoolingRequestOutput(
@@ -124,7 +124,7 @@ class VectorLLM:
         *,
         use_tqdm: bool | MakeBar | None = None,
         pooling_params: Params = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput] | list[VectorsOutput]:
@@ -150,7 +150,7 @@ class VectorLLM:
         *,
         pooling_params: Params = None,
         use_tqdm: bool | MakeBar | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """The probabilities of the classes of each prompt; arguments and errors are those of `encode`."""
@@ -172,7 +172,7 @@ class VectorLLM:
         *,
         use_tqdm: bool | MakeBar | None = None,
         pooling_params: PoolingParams | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
@@ -187,8 +187,8 @@ class VectorLLM:
 
         Other arguments and errors are those of `encode`.
         """
-        refuse(lora_request=lora_request)
         first, second = pairs_of(data_1, data_2)
+        [adapter] = adapters_of(lora_request, 1)
         params = check_params(pooling_params or PoolingParams(), PoolingParams)
         template = self._chat_template if chat_template is None else read_template(chat_template)
         with open_progress("Scoring", None, use_tqdm) as progress:
@@ -197,6 +197,7 @@ class VectorLLM:
                     first,
                     second,
                     params,
+                    adapter,
                     Tokenization.read(tokenization_kwargs),
                     template,
                     lambda output: progress.advance(len(output.prompt_token_ids)),
@@ -209,7 +210,7 @@ class VectorLLM:
         pooling_params: Params = None,
         *,
         use_tqdm: bool | MakeBar | None = None,
-        lora_request: object = None,
+        lora_request: LoRAs = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[VectorsOutput]:
         """The rewards of each prompt's tokens, or of those at the ends of steps; of a model that rewards whole texts,

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.submission import Submission
@@ -27,6 +28,7 @@ class VectorBatch(NamedTuple):
 
     prompts: Sequence[PromptLike | Prompt]
     params: Sequence[PoolingParams]
+    adapters: Sequence[LoRARequest | None]
     tokenization: Tokenization = Tokenization()
     num_lead_tokens: int = 0  # of each text; see `Prompt`
 
@@ -51,10 +53,10 @@ class VectorRunner:
             for start in range(0, len(batch.prompts), _TOKENIZED_AT_ONCE):
                 part = slice(start, start + _TOKENIZED_AT_ONCE)
                 read = await self._read(batch.prompts[part], batch)
-                for prompt, params in zip(read, batch.params[part], strict=True):
-                    number, key = str(next(self._numbers)), _key_of(prompt, params)
+                for prompt, params, adapter in zip(read, batch.params[part], batch.adapters[part], strict=True):
+                    number, key = str(next(self._numbers)), _key_of(prompt, params, adapter)
                     if key is None or key not in tasks:
-                        work = self._compute(number, prompt, params, batch.tokenization, places)
+                        work = self._compute(number, prompt, params, adapter, batch.tokenization, places)
                         tasks[number if key is None else key] = asyncio.create_task(work)
                     task = tasks[number if key is None else key]
                     task.add_done_callback(_report_progress(on_output))
@@ -84,6 +86,7 @@ class VectorRunner:
         number: str,
         prompt: PromptLike | Prompt,
         params: PoolingParams,
+        adapter: LoRARequest | None,
         tokenization: Tokenization,
         places: asyncio.Semaphore,
     ) -> VectorsOutput:
@@ -95,6 +98,7 @@ class VectorRunner:
                     number,
                     add_special_tokens=tokenization.add_special_tokens,
                     truncation=tokenization.truncation,
+                    adapter=adapter,
                 )
             )
             try:
@@ -103,14 +107,14 @@ class VectorRunner:
                 stream.close()
 
 
-def _key_of(prompt: PromptLike | Prompt, params: PoolingParams) -> object:
+def _key_of(prompt: PromptLike | Prompt, params: PoolingParams, adapter: LoRARequest | None) -> object:
     """The same for prompts whose outputs are the same; None for one that is computed by itself."""
     if isinstance(prompt, Prompt) and prompt.embeds is None:
         types = None if prompt.token_type_ids is None else tuple(prompt.token_type_ids)
         key = tuple(prompt.token_ids), types, prompt.cache_salt, prompt.num_lead_tokens
-        return *key, msgspec.msgpack.encode(params)
+        return *key, msgspec.msgpack.encode(params), adapter
     if isinstance(prompt, list):
-        return tuple(prompt), None, None, 0, msgspec.msgpack.encode(params)
+        return tuple(prompt), None, None, 0, msgspec.msgpack.encode(params), adapter
     return None
 
 

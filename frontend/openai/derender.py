@@ -53,7 +53,7 @@ class Derendering:
 
     async def chat(self, request: DerenderChatRequest) -> ChatCompletion | DerenderedChunk[ChatChunk]:
         """The answer to a conversation, or with `stream` one event of it. Raises RequestError."""
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         if request.chat_request is None and self._conversations.parses:
             raise ParameterError(
                 "chat_request is required: this server finds reasoning or calls in answers, and they would be told as "
@@ -103,7 +103,10 @@ class Derendering:
             shows_tokens=self._conversations.shows_tokens(chat),
         )
         chunk = ChatChunk(
-            id=given.request_id, created=int(time.time()), model=request.model or self._engine.model.name, choices=[]
+            id=given.request_id,
+            created=int(time.time()),
+            model=request.model or self._engine.model.chosen_name,
+            choices=[],
         )
         if part is not None:
             rows = self._given.rows(part, [*(prompt_ids or []), *state.output_token_ids])
@@ -119,7 +122,7 @@ class Derendering:
 
     async def completion(self, request: DerenderCompletionRequest) -> TextCompletion | DerenderedChunk[CompletionChunk]:
         """The completions of all prompts, or with `stream` one event of one. Raises RequestError."""
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         return await (self._text_event(request) if request.stream else self._whole_text(request))
 
     async def _whole_text(self, request: DerenderCompletionRequest) -> TextCompletion:
@@ -158,7 +161,10 @@ class Derendering:
         is_first = request.stream_state is None
         state, part = self._given.event(given, request.stream_state, prompt_ids)
         chunk = CompletionChunk(
-            id=given.request_id, created=int(time.time()), model=request.model or self._engine.model.name, choices=[]
+            id=given.request_id,
+            created=int(time.time()),
+            model=request.model or self._engine.model.chosen_name,
+            choices=[],
         )
         if part is not None:
             rows = self._given.rows(part, [*prompt_ids, *state.output_token_ids])
@@ -179,7 +185,7 @@ class Derendering:
     def _reply(self, request_id: str, model: str | None, usage: GivenUsage | None) -> Reply:
         return Reply(
             id=request_id,
-            model=model or self._engine.model.name,
+            model=model or self._engine.model.chosen_name,
             created=int(time.time()),
             cache_details=usage is not None and usage.cached_tokens is not None,
             include_usage=True,

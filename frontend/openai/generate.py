@@ -83,7 +83,7 @@ class TokenGeneration:
         ]
         return GenerateResponse(
             request_id=reply_id,
-            model=self._engine.model.name,
+            model=self._engine.model.chosen_name,
             created=int(time.time()),
             output_mode=request.output_mode,
             choices=choices,
@@ -138,7 +138,7 @@ class TokenGeneration:
         headers: ClientHeaders,
         reading: _MessageReading | None = None,
     ) -> RequestStream:
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         asked = request.sampling_params
         max_tokens = self._engine.sampling_input.limit_output(asked.max_tokens)
         wants_text = request.output_mode != "tokens" or bool(asked.stop)

@@ -77,12 +77,12 @@ class Replies:
             RequestError: a field contradicts another, or another model is asked for.
         """
         request.check()
-        self._model.check_name(request.model)
+        self._model.choose(request.model)
         asked, forced = request.stream_options, self._server.enable_force_include_usage
         include_usage = forced or bool(asked and asked.include_usage)
         return Reply(
             id=f"{self._prefix}-{headers.choose_id(request.request_id)}",
-            model=self._model.name,
+            model=self._model.chosen_name,
             created=int(time.time()),
             cache_details=self._reports_cached,
             include_usage=include_usage,

@@ -69,7 +69,7 @@ class GenerativeScoring:
     async def score(self, request: ScoringRequest, headers: ClientHeaders = ClientHeaders()) -> ScoringResponse:
         """A score for each item; cancelling aborts them in the engine. Raises RequestError and EngineError."""
         request.check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         reply_id = f"generative-scoring-{headers.choose_id(request.request_id)}"
         prompts = await self._prompts(request)
         outputs = await self._first_tokens.read(
@@ -83,7 +83,7 @@ class GenerativeScoring:
         return ScoringResponse(
             id=reply_id,
             created=int(time.time()),
-            model=self._engine.model.name,
+            model=self._engine.model.chosen_name,
             data=[Score(index=i, score=_score(request, output)) for i, output in enumerate(outputs)],
             usage=CompletionUsage(
                 prompt_tokens=num_prompt, completion_tokens=num_generated, total_tokens=num_prompt + num_generated

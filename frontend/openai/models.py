@@ -6,6 +6,7 @@ import uuid
 from msgspec import UNSET
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.checkpoint.adapters import ServedAdapter
 from quire.frontend.openai.answers import ModelCard, ModelList, ModelPermission
 
 
@@ -21,18 +22,27 @@ class ModelCards:
 
     def card(self, name: str) -> ModelCard:
         """Description under one name. Raises NotFoundError."""
-        self._engine.model.check_name(name)
+        adapters = self._engine.model.adapters
+        adapter = None if adapters is None else adapters.find(name)
+        if adapter is None and name not in self._permissions:
+            raise self._engine.model.not_found(name)
         pooling = self._engine.config.pooling
         return ModelCard(
             id=name,
-            created=self._created,
-            root=self._engine.model.folder,
+            created=self._created if adapter is None else adapter.created,
+            root=self._engine.model.folder if adapter is None else adapter.root,
+            parent=None if adapter is None else adapter.parent,
             max_model_len=self._engine.max_model_len,
-            permission=[self._permissions[name]],
+            permission=[self._permissions[name] if adapter is None else _permission(adapter)],
             task=UNSET if pooling is None else pooling.tasks[0],
             dimensions=UNSET if pooling is None or not pooling.embeds else pooling.embedding_size,
         )
 
     def list(self) -> ModelList:
         """All names."""
-        return ModelList(data=[self.card(name) for name in self._engine.model.names])
+        return ModelList(data=[self.card(name) for name in self._engine.model.served_names])
+
+
+def _permission(adapter: ServedAdapter) -> ModelPermission:
+    """The permission for an adapter, always the same one."""
+    return ModelPermission(id=f"modelperm-{adapter.adapter.digest.hex()[:32]}", created=adapter.created)

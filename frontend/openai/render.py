@@ -75,4 +75,4 @@ class Rendering:
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         """Checks the request as for an answer, but allows return_token_offsets."""
         msgspec.structs.replace(request, return_token_offsets=None).check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)

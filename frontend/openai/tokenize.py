@@ -82,7 +82,7 @@ class Tokenization:
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Token ids of a text or of a rendered conversation. Raises RequestError."""
         request.check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         if request.prompt is None:
             ids = (await self._conversations.render(request.to_chat_input())).token_ids
         else:
@@ -106,7 +106,7 @@ class Tokenization:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of token ids, special tokens included. Raises RequestError."""
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         longest = self._tokenizer.max_text_length
         if len(request.tokens) > longest:
             raise ParameterError(

@@ -29,9 +29,9 @@ def begin(engine: AsyncLLM, request: PooledBody, headers: ClientHeaders, prefix:
     Raises:
         RequestError: a field is wrong, or another model is asked for.
     """
-    engine.model.check_name(request.model)
+    engine.model.choose(request.model)
     request.check()
-    return Reply(f"{prefix}-{headers.choose_id(request.request_id)}", engine.model.name, int(time.time()))
+    return Reply(f"{prefix}-{headers.choose_id(request.request_id)}", engine.model.chosen_name, int(time.time()))
 
 
 def usage(outputs: Sequence[PoolingRequestOutput]) -> CompletionUsage:

@@ -6,7 +6,7 @@ a method reads the reason.
 
 _SLEEP = "Quire keeps weights and KV cache in memory while it runs; end the engine to free them."
 _WEIGHTS = "Quire reads weights when it starts, and does not exchange them later; start another engine."
-_LORA = "Quire has no adapters; merge the adapter into the checkpoint."
+_LORA = "an adapter is loaded when a request brings it (lora_request), or by `add_lora` of the engine."
 _PAUSE = "Quire's scheduler does not pause; abort requests, or send none."
 _DATA_PARALLEL = "Quire runs one engine; start several servers for more."
 _MEDIA = "Quire's models read text alone, so there is no cache of media."
@@ -20,7 +20,8 @@ _REASONS = {
     **dict.fromkeys(("start_draft_weight_update", "update_weights", "finish_weight_update"), _WEIGHTS),
     **dict.fromkeys(("update_weight_version", "get_weight_version", "set_weight_version"), _WEIGHTS),
     "compute_weight_checksums": _WEIGHTS,
-    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), _LORA),
+    **dict.fromkeys(("add_lora", "remove_lora", "list_loras"), _LORA),
+    "pin_lora": "adapters leave the memory in the order of their last use; max_cpu_loras bounds how many are there.",
     **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), _PAUSE),
     **dict.fromkeys(("scale_elastic_ep", "has_unfinished_requests_dp", "handle_fault"), _DATA_PARALLEL),
     **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache"), _MEDIA),

@@ -83,6 +83,7 @@ class RequestBuilder:
             rules=None if rules is None else output_rules(rules, prompt.token_ids, sampling, max_tokens),
             tenant=submission.tenant,
             media=list(prompt.media),
+            adapter=submission.found_adapter,
         )
 
 
@@ -104,6 +105,7 @@ def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling:
         pooling=pooling,
         token_type_ids=prompt.token_type_ids,
         tenant=submission.tenant,
+        adapter=submission.found_adapter,
     )
 
 

@@ -16,6 +16,7 @@ from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.hearing import Hearing
 from quire.frontend.media.reader import MediaReader
 from quire.frontend.metrics.metrics import Metrics
+from quire.frontend.requests.adapters import Adapters
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
@@ -51,6 +52,7 @@ class RequestIntake:
         tokenizer: None to serve only token ids.
         metrics: counts requests; None counts nothing.
         log: logs requests; None logs nothing.
+        adapters: finds those that requests name.
         after_reasoning: None if constraints hold from the first token.
 
     Attributes:
@@ -72,6 +74,7 @@ class RequestIntake:
         tokenizer: Tokenizer | None,
         metrics: Metrics | None,
         log: RequestLog | None,
+        adapters: Adapters,
         after_reasoning: AfterReasoning | None,
     ) -> None:
         self._spec = config.spec
@@ -79,6 +82,7 @@ class RequestIntake:
         self._engines = config.served_engines
         self._tokenizer = tokenizer
         self._log = log
+        self._adapters = adapters
         self._after_reasoning = after_reasoning
         self.limit = ContextLimit(config.max_model_len, generates=config.pooling is None)
         lower_case = config.pooling is not None and config.pooling.do_lower_case
@@ -159,6 +163,7 @@ class RequestIntake:
         """
         submission.check()
         self.pooling.check_generates()
+        submission = replace(submission, adapter=await self._adapters.resolve(submission.adapter))
         sampling = self.sampling_input.default_params()
         if submission.params is not None:
             sampling = check_params(submission.params, SamplingParams)
@@ -180,6 +185,7 @@ class RequestIntake:
             EngineError: the engine cannot take requests.
         """
         submission.check()
+        submission = replace(submission, adapter=await self._adapters.resolve(submission.adapter))
         params = PoolingParams() if submission.params is None else check_params(submission.params, PoolingParams)
         pooling = self.pooling.resolve(params)
         longest = self.pooling.longest_prompt(pooling, self.limit)
@@ -237,6 +243,7 @@ class RequestIntake:
                 param="use_beam_search",
             )
         submission.check()
+        submission = replace(submission, adapter=await self._adapters.resolve(submission.adapter))
         params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
         read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)

@@ -6,9 +6,11 @@ from typing import Any, Generic, TypeVar, cast
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import Tenant
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.adapters import AdapterChoice, chosen_adapter
 from quire.frontend.keys.caller import Caller, current_caller
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.deadline import Deadline, current_deadline
@@ -38,6 +40,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         data_parallel_rank: the engine that shall have the request; None for the one that the router chooses.
         caller: the holder of the API key; None for a program, and on a server without keys.
         deadline: when the request ends, finished or not; None: it takes its time.
+        adapter: what is added to the model; None: nothing is. A request of HTTP has the one that it names as its model.
     """
 
     prompt: AnyPrompt
@@ -53,6 +56,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     data_parallel_rank: int | None = None
     caller: Caller | None = field(default_factory=current_caller)
     deadline: Deadline | None = field(default_factory=current_deadline)
+    adapter: AdapterChoice = field(default_factory=chosen_adapter)
 
     @classmethod
     def of_call(
@@ -92,6 +96,12 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         """The salt of the prompt's pages in the prefix cache."""
         salt = self.cache_salt if self.cache_salt is not None else prompt.cache_salt
         return salt if self.caller is None else self.caller.salted(salt)
+
+    @property
+    def found_adapter(self) -> Adapter | None:
+        """The adapter, which has been found."""
+        assert self.adapter is None or isinstance(self.adapter, Adapter), "see Adapters.resolve"
+        return self.adapter
 
     @property
     def tenant(self) -> Tenant:

@@ -82,7 +82,11 @@ class ServerGroup:
         # All servers have one key of hashes, so that their routers give prompts the same names: see `prompt_blocks`.
         self._hash_seed = {"PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         model_name = ServedModel.from_args(setup.args, setup.folder).name
-        self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
+        max_adapters = setup.config.limits.max_adapters
+        self._statistics = [
+            EngineStatistics(Labelled(model_name, engine), max_adapters=max_adapters)
+            for engine in setup.config.served_engines
+        ]
         self._fleet = Fleet(setup.launchers, self, coupled=setup.config.layout.shares_experts, restarts=setup.restarts)
         for statistics, engine in zip(self._statistics, self._fleet.engines, strict=True):
             statistics.status = engine.status

@@ -127,7 +127,7 @@ ADD_LAYER_NORM = Call(
 )
 ADD_LOW_RANK = Call(
     "quire_add_low_rank",
-    "x a b rows ends out",
+    "x a b rows ends ranks factors shifts out",
     "num_tokens in_features out_features num_parts rank x_stride out_stride dtype num_threads",
     part="low_rank",
 )

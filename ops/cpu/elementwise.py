@@ -98,12 +98,14 @@ class PlainKernels:
         return self._fallbacks.run(self._eager.activate, x, activation)
 
     def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
-        a, b, sizes = weights
+        a, b, sizes, ranks, factors, shifts = weights
         ends = np.cumsum(sizes)
         self._keep(ends)
         is_covered = x.stride(1) == out.stride(1) == 1 and {x.dtype, a.dtype, b.dtype} == {out.dtype} <= DTYPES.keys()
+        others = [0 if each is None else each.data_ptr() for each in (ranks, factors, shifts)]
         if is_covered and adapters.is_contiguous() and not self._add_low_rank(
-            x.data_ptr(), a.data_ptr(), b.data_ptr(), adapters.data_ptr(), ends.ctypes.data, out.data_ptr(), *x.shape,
+            x.data_ptr(), a.data_ptr(), b.data_ptr(), adapters.data_ptr(), ends.ctypes.data, *others, out.data_ptr(),
+            *x.shape,
             out.shape[1], len(sizes), b.shape[1], x.stride(0), out.stride(0), DTYPES[x.dtype], torch.get_num_threads(),
         ):  # fmt: skip
             return out

@@ -12,7 +12,7 @@ def add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tens
     Each token is multiplied with the weights of all adapters, and the products with others than its own become zeros.
     So no size depends on the adapters of a step.
     """
-    a, b, sizes = weights
+    a, b, sizes = weights.a, weights.b, weights.sizes
     num_tokens, (num_adapters, inner_size, in_features) = len(x), a.shape
     inner = (x @ a.view(-1, in_features).T).view(num_tokens, num_adapters, inner_size)
     is_own = adapters.unsqueeze(1) == torch.arange(num_adapters, device=x.device)
@@ -21,4 +21,9 @@ def add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tens
         own.reshape(num_tokens, -1) @ columns.reshape(-1, columns.shape[-1])
         for own, columns in zip(inner.chunk(len(sizes), dim=2), b.split(sizes, dim=2), strict=True)
     ]
-    return out.add_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+    products = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    if weights.factors is None or weights.shifts is None:
+        return out.add_(products)
+    own = adapters.clamp(min=0)
+    changed = (out.float() + products) * weights.factors[own] + weights.shifts[own]
+    return out.copy_(torch.where(adapters.unsqueeze(1) >= 0, changed, out.float()))

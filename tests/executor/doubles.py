@@ -7,7 +7,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -293,11 +293,12 @@ class NotingWorker(NullWorker):
         self._seen.append(f"collect {step.step_id}")
         return super().collect(step)
 
-    def call(self, call: WorkerCall) -> WorkerAnswer:
+    def call(self, call: WorkerCall, answer: Callable[[WorkerAnswer], None]) -> None:
         if call.name == "fail":
-            return WorkerAnswer(call.call_id, self._rank, error="it was told to")
+            answer(WorkerAnswer(call.call_id, self._rank, error="it was told to"))
+            return
         text = " ".join([str(self._rank), call.payload.decode(), *self._seen])
-        return WorkerAnswer(call.call_id, self._rank, text.encode())
+        answer(WorkerAnswer(call.call_id, self._rank, text.encode()))
 
 
 class FreezeCountingWorker(NullWorker):
@@ -307,8 +308,8 @@ class FreezeCountingWorker(NullWorker):
         self._num_frozen = gc.get_freeze_count()
         super().__init__(*arguments)
 
-    def call(self, call: WorkerCall) -> WorkerAnswer:
-        return WorkerAnswer(call.call_id, self._rank, str(self._num_frozen).encode())
+    def call(self, call: WorkerCall, answer: Callable[[WorkerAnswer], None]) -> None:
+        answer(WorkerAnswer(call.call_id, self._rank, str(self._num_frozen).encode()))
 
 
 class MeetingWorker(NullWorker):

@@ -38,7 +38,7 @@ WEIGHTS = dict.fromkeys(
     )
 )
 SLEEP = {"sleep": None, "wake_up": None, "release_kv_cache_memory": None}
-LORA = dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"))
+LORA = {"add_lora": "lora_request", "remove_lora": "lora_id", "list_loras": "", "pin_lora": None}
 MEDIA = {"reset_mm_cache": None}
 SHARED = {
     "get_tokenizer": "",
@@ -238,6 +238,7 @@ MODULES = {
     "engine.async_llm_engine": "AsyncLLMEngine",
     "engine.llm_engine": "LLMEngine",
     "entrypoints.llm": "LLM",
+    "lora.request": "LoRARequest",
     "utils": "FlexibleArgumentParser random_uuid",
     "utils.argparse_utils": "FlexibleArgumentParser",
     "v1.engine.async_llm": "AsyncLLM",

@@ -50,6 +50,26 @@ def test_each_token_gets_the_products_of_its_adapter(
     assert torch.equal(got[adapters < 0], before[adapters < 0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outputs_are_scaled_and_shifted_and_unused_ranks_are_not_read(ops: Backend, dtype: torch.dtype) -> None:
+    a, b, sizes, *_ = weights_of(24, (33, 7), dtype)
+    ranks = torch.tensor([4, 0, 2])
+    a, b = a.view(NUM_ADAPTERS, 2, RANK, 24), b.clone()
+    for adapter, rank in enumerate(ranks.tolist()):
+        a[adapter, :, rank:] = 0
+        b[adapter, rank:] = 0
+    factors, shifts = torch.rand(NUM_ADAPTERS, 40) + 0.5, torch.randn(NUM_ADAPTERS, 40)
+    weights = LowRankWeights(a.view(NUM_ADAPTERS, -1, 24), b, sizes, ranks, factors, shifts)
+    adapters = torch.tensor([2, -1, 0, 2, 1, -1, 2, 2, 2])
+    x, out = torch.randn(len(adapters), 24).to(dtype), torch.randn(len(adapters), 40).to(dtype)
+    expected, has = formula(x, out, weights, adapters), adapters >= 0
+    expected[has] = expected[has] * factors[adapters[has]].double() + shifts[adapters[has]].double()
+    before = out.clone()
+    got = ops.add_low_rank(x, out, weights, adapters)
+    assert_near(got, expected, dtype)
+    assert torch.equal(got[~has], before[~has])
+
+
 def test_a_token_of_infinities_harms_no_other(ops: Backend) -> None:
     weights, adapters = weights_of(8, (8,), torch.float32), torch.tensor([0, 1, -1])
     x = torch.tensor([[torch.inf] * 8, [1.0] * 8, [torch.nan] * 8])
@@ -79,9 +99,9 @@ def test_a_recording_reads_the_current_adapters_and_weights(own_native: NativeBa
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_has_the_same_bits_in_any_batch(native: NativeBackend, dtype: torch.dtype) -> None:
-    weights, adapters = weights_of(70, (33,), dtype), torch.tensor([0, 1, 2, -1, 0])
-    x, out = torch.randn(5, 70).to(dtype), torch.randn(5, 33).to(dtype)
+    weights, adapters = weights_of(70, (33,), dtype), torch.tensor([0, 1, 2, -1, 0, 0, 1, 0, 0])
+    x, out = torch.randn(9, 70).to(dtype), torch.randn(9, 33).to(dtype)
     together = native.add_low_rank(x, out.clone(), weights, adapters)
-    for token in range(5):
+    for token in range(9):
         own = slice(token, token + 1)
         assert torch.equal(native.add_low_rank(x[own], out[own].clone(), weights, adapters[own]), together[own])

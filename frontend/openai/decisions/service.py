@@ -39,13 +39,13 @@ class Deciding:
     async def decide(self, request: DecisionRequest, headers: ClientHeaders = ClientHeaders()) -> Decisions:
         """An answer to each question. Raises RequestError and EngineError."""
         request.check()
-        self._model.check_name(request.model)
+        self._model.choose(request.model)
         questions = [_question(each, f"questions[{index}]") for index, each in enumerate(request.questions)]
         reply_id = f"decision-{headers.choose_id(None)}"
         reads = await self._labels.read(questions, request.text, reply_id, headers, cache_salt=request.cache_salt)
         num_input, num_output = sum(each.input_tokens for each in reads), sum(each.output_tokens for each in reads)
         return Decisions(
-            model=self._model.name,
+            model=self._model.chosen_name,
             answers=[_answer(asked, read) for asked, read in zip(request.questions, reads, strict=True)],
             usage=Usage(
                 input_tokens=num_input,
@@ -60,7 +60,7 @@ class Deciding:
     ) -> SystemOneResponse:
         """An answer to each question by its name. Raises RequestError and EngineError."""
         request.check()
-        self._model.check_name(request.model)
+        self._model.choose(request.model)
         questions = {name: read_question(name, given) for name, given in request.questions.items()}
         reply_id = f"decision-{headers.choose_id(request.request_id)}"
         state = request.state if isinstance(request.state, str) else json.dumps(request.state, ensure_ascii=False)
@@ -78,7 +78,7 @@ class Deciding:
         return SystemOneResponse(
             id=reply_id,
             created=int(time.time()),
-            model=self._model.name,
+            model=self._model.chosen_name,
             answers={name: questions[name].answer(read) for name, read in by_name.items()},
             usage=SystemOneUsage(sum(each.input_tokens for each in reads), sum(each.output_tokens for each in reads)),
             diagnostics={name: Diagnostics(read.label_mass, read.argmax_is_label) for name, read in by_name.items()},

@@ -50,7 +50,7 @@ class Compactions:
         response = request.as_response()
         limit = MAX_SUMMARY_TOKENS if request.max_output_tokens is None else request.max_output_tokens
         response.check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         with renamed(**NAMES):
             read = await self._reader.read(response)
             if not read.previous and not read.items:

@@ -114,7 +114,7 @@ class Responses:
         """Tokens of the prompt that a response would have. Raises RequestError."""
         response = request.as_response()
         response.check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         with renamed(**NAMES):
             prompt = await self._conversations.render((await self._reader.read(response)).chat)
         return InputTokenCount(input_tokens=len(prompt.token_ids))
@@ -122,7 +122,7 @@ class Responses:
     async def render(self, request: ResponsesRequest) -> RenderedRequest:
         """A response as a body of /inference/v1/generate. Raises RequestError."""
         request.check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         with renamed(**NAMES):
             _, chat, prompt = await self._prompt(request)
             return await self._conversations.rendered(chat, prompt, _response_id(request), param="input")
@@ -165,7 +165,7 @@ class Responses:
     async def _open(self, request: ResponsesRequest, headers: ClientHeaders) -> Job:
         """Checks the request and hands it to the engine."""
         request.check()
-        self._engine.model.check_name(request.model)
+        self._engine.model.choose(request.model)
         self._engine.check_generates()
         response_id = _response_id(request)
         if request.request_id is not None:
@@ -177,7 +177,7 @@ class Responses:
         with renamed(**NAMES):
             read, chat, prompt = await self._prompt(request)
             turn = await self._conversations.open(chat, response_id, headers, prompt=prompt)
-        response = _new_response(request, response_id, self._engine.model.name, self._engine)
+        response = _new_response(request, response_id, self._engine.model.chosen_name, self._engine)
         builder = ResponseBuilder(response, read.tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
         given = read.previous + read.items
         stored = StoredResponse(response=response, items=given, num_input_items=len(given))

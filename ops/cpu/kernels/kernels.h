@@ -375,7 +375,9 @@ struct AddLowRankCall {
     const void *x, *a, *b;  // [num_tokens, in_features]; [num_adapters, num_parts * rank, in_features] and
                             // [num_adapters, rank, out_features], both dense
     const int64_t *rows, *ends;  // [num_tokens], each token's adapter or -1; [num_parts], the end of each part's outputs
-    void* out;                   // [num_tokens, out_features]
+    const int64_t* ranks;        // [num_adapters], of each adapter, at most `rank`; null: all have that
+    const float *factors, *shifts;  // [num_adapters, out_features], dense; both are null or neither is
+    void* out;                      // [num_tokens, out_features]
     int64_t num_tokens, in_features, out_features, num_parts, rank, x_stride, out_stride, dtype, num_threads;
 };
 

@@ -20,6 +20,7 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.media import MediaItem
@@ -60,6 +61,11 @@ def cross(encoder_rows: int) -> KVGroupSpec:
 def origin(encoder: EncoderInput | None) -> int:
     """Identity of an empty sequence."""
     return 1 if encoder is None else hash(tuple(encoder.token_ids))
+
+
+def adapted(identity: int, digest: bytes | None) -> int:
+    """Identity of an empty sequence whose tokens have an adapter."""
+    return identity if digest is None else hash((identity, digest))
 
 
 def extend(identity: int, token: int) -> int:
@@ -112,6 +118,7 @@ class Row:
     encoded: EncodedInput | None = None
     media: list[MediaItem] = field(default_factory=list)
     origin: int = 1
+    adapter: tuple[int, bytes | None] = (-1, None)  # its slot, and what was there at admission
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)  # per token, drafts included
@@ -161,6 +168,7 @@ class FakeWorker:
         self.block_size = limits.block_size
         self.pages: list[list[tuple[int, ...]]] = [[FREE] * limits.block_size for _ in range(num_pages)]
         self.table: dict[int, Row] = {}
+        self.adapters: dict[int, bytes] = {}  # digests, by slot
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_encoded_rows = 0
@@ -215,7 +223,9 @@ class FakeWorker:
                 encoded=new.encoded,
                 media=new.media,
                 origin=1 if new.encoded is None else self.pages[new.encoded.page_ids[0][0]][0][2],
+                adapter=(new.adapter, self.adapters[new.adapter] if new.adapter >= 0 else None),
             )
+            row.origin = adapted(row.origin, row.adapter[1])
             row.identify()
             self.table[new.slot] = row
         for slot, groups in plan.appended_pages:
@@ -293,6 +303,7 @@ class FakeWorker:
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
             row = self.table[slot]
             assert count > 0
+            assert self.adapters.get(row.adapter[0]) == row.adapter[1], "a slot was given away in use"
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
             assert start + count <= row.max_num_computed, "computed past the length limit"
@@ -372,7 +383,7 @@ def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], Finish
     """The output of `request` when it runs alone, computed from the definition."""
     sampling = request.sampling
     start = start_of(request)
-    identity = origin(request.encoder)
+    identity = adapted(origin(request.encoder), None if request.adapter is None else request.adapter.digest)
     for position, token in enumerate(request.prompt_token_ids + start.output_token_ids):
         identity = extend(identity, content_of(token, position, request.media))
     tokens: list[int] = []
@@ -530,6 +541,7 @@ def make_request(
     prefix_spans: list[PrefixSpan] | None = None,
     encoder: list[int] | None = None,
     media: list[MediaItem] | None = None,
+    adapter: Adapter | None = None,
     **sampling: Any,
 ) -> EngineRequest:
     """A request of `prompt` tokens (or of that many, which no other request has)."""
@@ -541,7 +553,7 @@ def make_request(
     return EngineRequest(
         [start], prompt, SamplingParams(**sampling), priority, cache_salt,
         num_new_tokens=num_tokens, prefix_spans=prefix_spans or [],
-        encoder=None if encoder is None else EncoderInput(encoder), media=media or [],
+        encoder=None if encoder is None else EncoderInput(encoder), media=media or [], adapter=adapter,
     )  # fmt: skip
 
 

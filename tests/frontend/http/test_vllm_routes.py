@@ -27,7 +27,6 @@ POST /v1/audio/transcriptions  POST /v1/audio/translations
 LACKING = {
     "hear a sound while it goes on": "GET /v1/realtime",
     "Cohere's": "POST /cohere/v2/chat  POST /cohere/v2/chat/render",
-    "load adapters": "POST /v1/load_lora_adapter  POST /v1/unload_lora_adapter",
     "sleep, pause or exchange weights": """
         GET /is_sleeping  POST /sleep  POST /wake_up  POST /release_kv_cache_memory
         GET /is_paused  POST /pause  POST /resume  GET /get_world_size  GET /weight_info  POST /weight_checker
@@ -43,6 +42,7 @@ LACKING = {
     "--enable-server-load-tracking": "GET /load",
     "--enable-tokenizer-info-endpoint": "GET /tokenizer_info",
     "--profiler-config": "POST /start_profile  POST /stop_profile",
+    "QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1": "POST /v1/load_lora_adapter  POST /v1/unload_lora_adapter",
     "QUIRE_SERVER_DEV_MODE=1": "POST /reset_prefix_cache  GET /server_info",
 }
 """What the answer says, and the routes that it says it of."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from quire import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from quire import LLM, EngineArgs, LLMEngine, LoRARequest, RequestOutput, RequestOutputKind, SamplingParams
 from quire.core.errors import ConfigError, ParameterError
 from tests.checkpoints import VOCAB_SIZE
 
@@ -104,7 +104,7 @@ def test_wrong_requests_are_refused_as_they_are_added(engine: LLMEngine) -> None
     for arguments, message in (
         (("first", "Hello", GREEDY), "'first' is in use"),
         (("second", [VOCAB_SIZE], GREEDY), "outside the model's vocabulary"),
-        (("second", "Hello", GREEDY, None, "adapter"), "lora_request is not supported"),
+        (("second", "Hello", GREEDY, None, LoRARequest("a", 1, "/a")), "start it with enable_lora"),
     ):
         with pytest.raises(ParameterError, match=message):
             engine.add_request(*arguments)
@@ -140,8 +140,8 @@ def test_options_are_one_object_for_all_classes(options: EngineArgs) -> None:
 
 
 def test_what_vllms_engine_has_beside_is_explained(engine: LLMEngine) -> None:
-    assert not hasattr(engine, "add_lora")
-    with pytest.raises(AttributeError, match="merge the adapter"):
-        engine.add_lora("x")
+    assert not hasattr(engine, "pin_lora")
+    with pytest.raises(AttributeError, match="max_cpu_loras bounds"):
+        engine.pin_lora(1)
     with pytest.raises(AttributeError, match="LLMEngine has no 'no_such_thing'"):
         engine.no_such_thing()

@@ -72,7 +72,7 @@ def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "piece"),
     [
-        ("--enable-lora", "LoRA"),
+        ("--enable-moe-shared-loras", "experts"),
         ("--swap-space 16", "KV cache"),
         ("--no-disable-log-requests", "--enable-log-requests"),
         ("--speculative-config.method ngram", "Speculative"),
@@ -130,13 +130,13 @@ def test_keywords_that_ask_for_nothing_are_left_out() -> None:
     assert read_keywords({"model": "m", **neutral}) == EngineArgs.from_flat(model="m")
     with pytest.raises(ConfigError, match=r"Option 'swap_space': --swap-space 16 is not supp"):
         read_keywords({"swap_space": 16})
-    with pytest.raises(ConfigError, match="Option 'enable_lora': --enable-lora is not supported: LoRA"):
-        read_keywords({"enable_lora": True})
+    with pytest.raises(ConfigError, match=r"Option 'enable_moe_shared_loras': --enable-moe-shared-loras is not"):
+        read_keywords({"enable_moe_shared_loras": True})
 
 
 def test_a_misspelt_unsupported_flag_gets_its_name_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal("--enable-loras", capsys)
-    assert "did you mean --enable-lora?" in line
+    line = refusal("--enable-mixed-moe-lora-formats", capsys)
+    assert "did you mean --enable-mixed-moe-lora-format?" in line
     assert "not supported" in line
 
 

@@ -1,0 +1,78 @@
+"""Options: adapters that requests may use (LoRA)."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from quire.core.config.types import Positive
+from quire.core.errors import ConfigError
+
+AdapterDtype = Literal["float16", "bfloat16", "float32"]
+
+
+class LoRAConfig(Struct, frozen=True, kw_only=True):
+    """Whether requests may use adapters, and how many of which size."""
+
+    enable_lora: Annotated[
+        bool, Meta(description="Serve adapters (LoRA) of the model; a request names one as its model.")
+    ] = False
+    lora_modules: Annotated[
+        list[str] | None,
+        Meta(
+            description="Adapters to serve from the start, each NAME=PATH, or a JSON object with name, path and "
+            "perhaps base_model_name."
+        ),
+    ] = None
+    max_loras: Annotated[Positive, Meta(description="Most adapters in one step; each has memory on the device.")] = 1
+    max_lora_rank: Annotated[
+        Positive,
+        Meta(description="Largest rank of an adapter; the device's memory for adapters is in proportion to it."),
+    ] = 16
+    max_cpu_loras: Annotated[
+        Positive | None,
+        Meta(description="Most adapters in the host's memory, --max-loras or more; --max-loras when unset."),
+    ] = None
+    lora_dtype: Annotated[
+        Literal["auto"] | AdapterDtype,
+        Meta(description="Type to which weights of adapters are rounded; auto: the model's."),
+    ] = "auto"
+    lora_target_modules: Annotated[
+        list[str] | None,
+        Meta(
+            description="Ends of the names of layers that take adapters, such as q_proj; all that can when unset. An "
+            "adapter with weights for others is refused."
+        ),
+    ] = None
+
+
+class AdapterOptions(Struct, frozen=True, kw_only=True):
+    """`LoRAConfig` with every default filled in, of a model that takes adapters."""
+
+    max_adapters: int  # in one step
+    max_rank: int
+    max_on_host: int
+    dtype: AdapterDtype | None = None  # None: the model's
+    targets: list[str] | None = None  # ends of layers' names; None: all layers
+
+    @classmethod
+    def of(cls, config: LoRAConfig) -> "AdapterOptions | None":
+        """None if the model takes no adapters.
+
+        Raises:
+            ConfigError: limits that contradict each other.
+        """
+        if not config.enable_lora:
+            return None
+        on_host = config.max_loras if config.max_cpu_loras is None else config.max_cpu_loras
+        if on_host < config.max_loras:
+            raise ConfigError(
+                f"--max-cpu-loras {on_host} is less than --max-loras {config.max_loras}: an adapter on the device is "
+                "in the host's memory as well. Raise it, or leave it out."
+            )
+        return cls(
+            max_adapters=config.max_loras,
+            max_rank=config.max_lora_rank,
+            max_on_host=on_host,
+            dtype=None if config.lora_dtype == "auto" else config.lora_dtype,
+            targets=config.lora_target_modules,
+        )

@@ -1,0 +1,67 @@
+"""Loads of adapters: sends those that the scheduler decides on to the workers, and tells it of their ends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from quire.core.errors import EngineError
+from quire.core.scheduling.adapter_slots import AdapterWait
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire.adapters import LOAD_ADAPTER, Adapter, LoadedAdapter
+from quire.core.wire.protocol import RequestDelta
+
+CallWorkers = Callable[[str, bytes], Awaitable[list[bytes]]]
+
+
+class AdapterLoads:
+    """The loads of adapters that run beside the steps. Use from one event loop.
+
+    Args:
+        scheduler: decides what is loaded.
+        call: runs a `WorkerCall` on every worker.
+        on_end: is given the last deltas of requests whose adapters cannot be used, after each load.
+    """
+
+    def __init__(self, scheduler: Scheduler, call: CallWorkers, on_end: Callable[[list[RequestDelta]], None]) -> None:
+        self._scheduler = scheduler
+        self._call = call
+        self._on_end = on_end
+        self._running: dict[AdapterWait, asyncio.Task[str | None]] = {}
+
+    def start(self) -> None:
+        """Starts the loads that have become necessary. Call it when all plans have been sent."""
+        for wait in self._scheduler.take_adapter_loads():
+            self._running[wait] = asyncio.create_task(self._load(wait))
+
+    async def prepare(self, adapter: Adapter) -> str | None:
+        """Loads an adapter into the host's memory. Returns the reason why it cannot be used; None if it can."""
+        wait = self._scheduler.prefetch_adapter(adapter)
+        self.start()
+        return await asyncio.shield(self._running[wait])
+
+    async def _load(self, wait: AdapterWait) -> str | None:
+        assert wait.load is not None
+        decoder = msgspec.msgpack.Decoder(LoadedAdapter)
+        try:
+            answers = await self._call(LOAD_ADAPTER, msgspec.msgpack.encode(wait.load))
+            error = _fault([decoder.decode(answer) for answer in answers])
+        except EngineError as failure:  # a worker has ended, which the engine learns from its steps too
+            error = str(failure)
+        del self._running[wait]
+        if error is not None:
+            error = f"The adapter {wait.load.adapter.name!r} ({wait.load.adapter.path}) cannot be used: {error}"
+        self._on_end(self._scheduler.on_adapter(wait, error))
+        return error
+
+
+def _fault(answers: Sequence[LoadedAdapter]) -> str | None:
+    """The reason why an adapter cannot be used, of all ranks' answers."""
+    if errors := [answer.error for answer in answers if answer.error is not None]:
+        return errors[0]
+    left_over = set(answers[0].left_over).intersection(*(answer.left_over for answer in answers))
+    if not left_over:
+        return None
+    names, more = sorted(left_over)[:3], len(left_over) - 3
+    rest = f" and {more} more" if more > 0 else ""
+    return f"its tensors {', '.join(names)}{rest} belong to no layer of the model that takes adapters."

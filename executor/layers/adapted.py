@@ -1,0 +1,42 @@
+"""Describes linear layers for adapters, which are read while the model runs."""
+
+import functools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import BaseLayer
+from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantization.scheme import LinearPart
+from quire.executor.weights.readers import Shard, StoredRows
+
+
+def base_layers(context: ModelContext, parts: Sequence[LinearPart], in_features: int, *, bias: bool) -> list[BaseLayer]:
+    """Returns layers that have the same `in_features` inputs, of all ranks together; `bias`: each has one."""
+    return [
+        BaseLayer(
+            part,
+            in_features,
+            bias,
+            functools.partial(_locate, context, part),
+            functools.partial(_read_weight, context, part, in_features),
+            functools.partial(_read_bias, context, part, bias),
+        )
+        for part in parts
+    ]
+
+
+def _locate(context: ModelContext, part: LinearPart) -> StoredRows | None:
+    try:
+        return context.weights.locate(part.name, part.out_features)
+    except ModelLoadError:
+        return None
+
+
+def _read_weight(context: ModelContext, part: LinearPart, in_features: int) -> Tensor:
+    return context.read_dequantized(part._replace(shard=Shard(0, 0, part.out_features)), in_features)
+
+
+def _read_bias(context: ModelContext, part: LinearPart, bias: bool) -> Tensor | None:
+    return context.read(f"{part.name}.bias", (part.out_features,)) if bias else None

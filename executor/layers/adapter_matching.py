@@ -1,0 +1,121 @@
+"""Finds the layers of a model that the tensors of an adapter belong to."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import Adapters, AdapterWeight, BaseLayer
+from quire.executor.weights.peft.tensors import ModuleTensors, PeftCheckpoint, plain_name
+
+
+class MatchedAdapter(NamedTuple):
+    """An adapter's weights for the layers of a rank.
+
+    Attributes:
+        weights: by the names of layers.
+        left_over: tensors that belong to no layer here.
+    """
+
+    weights: dict[str, AdapterWeight]
+    left_over: list[str]
+
+
+def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
+    """Finds the weights of each layer of `place` in an adapter.
+
+    A layer of the base model that is several layers here, such as one for queries, keys and values, gives each its
+    rows.
+
+    Raises:
+        ModelLoadError: a name fits several layers, or a module's tensors are incomplete or of the wrong shape.
+    """
+    layers = _layers_by_module(place, checkpoint.modules)
+    weights: dict[str, AdapterWeight] = {}
+    left_over: list[str] = []
+    for module, tensors in checkpoint.modules.items():
+        found = layers.get(module, {})
+        taken: set[str] = set()
+        for name, (base, outputs) in found.items():
+            weight = _weight_of(tensors, base, outputs, taken)
+            if weight is not None:
+                weights[name] = weight
+        left_over += [key for kind, key in tensors.keys.items() if kind not in taken]
+    return MatchedAdapter(weights, left_over)
+
+
+def _layers_by_module(
+    place: Adapters, modules: Iterable[str]
+) -> Mapping[str, dict[str, tuple[BaseLayer, Tensor | None]]]:
+    """Returns the layers, by name, of each of an adapter's modules, with their rows in the module."""
+    bases: dict[str, dict[str, tuple[BaseLayer, Tensor | None]]] = defaultdict(dict)
+    for base in (base for layer in place.layers for base in layer.bases):
+        stored = base.locate()
+        names = {plain_name(base.part.name): None}
+        if stored is not None:
+            names = {plain_name(stored.name): stored.outputs}
+        for name, outputs in names.items():
+            bases[name][base.part.name] = base, outputs
+    return {module: bases[name] for module in modules if (name := _only_name(module, bases)) is not None}
+
+
+def _only_name(module: str, names: Iterable[str]) -> str | None:
+    """Returns the name that is the same as the module's, or the only one that ends like it; None if there is none."""
+    names = list(names)
+    if module in names:
+        return module
+    similar = [name for name in names if name.endswith(f".{module}") or module.endswith(f".{name}")]
+    if len(similar) > 1:
+        raise ModelLoadError(
+            f"The adapter's module {module} may be {' or '.join(similar[:2])} of the model; its tensors' names are too "
+            "short."
+        )
+    return similar[0] if similar else None
+
+
+def _weight_of(
+    tensors: ModuleTensors, base: BaseLayer, outputs: Tensor | None, taken: set[str]
+) -> AdapterWeight | None:
+    """Returns what a module's tensors mean for a layer, and notes which of their kinds were `taken`; None: nothing."""
+    has = tensors.by_kind
+    if "weight" in has and _is_unchanged(has["weight"], base, outputs):
+        taken.add("weight")
+    a, b = has.get("a"), has.get("b")
+    if (a is None) != (b is None):
+        [only] = [kind for kind in ("a", "b") if kind in has]
+        raise ModelLoadError(f"The adapter has {tensors.keys[only]}, and not the other of the two.")
+    if a is None or b is None:
+        if "bias" not in has or not base.has_bias:
+            return None
+        a, b = torch.zeros(0, base.in_features), torch.zeros(len(has["bias"]), 0)
+    if a.dim() != 2 or b.dim() != 2:
+        return None
+    taken.update(kind for kind in ("a", "b", "b_bias", "magnitude") if kind in has)
+    if base.has_bias and "bias" in has:
+        taken.add("bias")
+    added = has.get("b_bias")
+    weight = AdapterWeight(
+        a.float(),
+        b.float() * tensors.scale,
+        has.get("magnitude"),
+        has.get("bias") if base.has_bias else None,
+        None if added is None else added.float() * tensors.scale,
+    )
+    if outputs is None:
+        return weight
+    for kind in ("b", "magnitude", "bias", "b_bias"):
+        if kind in has and len(has[kind]) <= int(outputs.max()):
+            raise ModelLoadError(f"{tensors.keys[kind]} has {len(has[kind])} rows; the layer has more outputs.")
+    rows = (None if each is None else each[outputs] for each in weight[1:])
+    return AdapterWeight(weight.a, *rows)  # type: ignore[arg-type]
+
+
+def _is_unchanged(weight: Tensor, base: BaseLayer, outputs: Tensor | None) -> bool:
+    """Returns True if a saved weight is the base model's own: trainers save embeddings and heads with an adapter."""
+    own = base.read_weight().cpu()
+    if outputs is not None or own.shape != weight.shape:
+        return False
+    return torch.equal(own, weight.to(own.dtype))

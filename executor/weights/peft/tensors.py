@@ -1,0 +1,113 @@
+"""Reads the tensors of an adapter that PEFT or another trainer has saved, by the modules that they change."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.core.wire.adapters import WEIGHTS_NAMES, Adapter, adapter_digest
+from quire.executor.weights.peft.config import PeftConfig
+from quire.executor.weights.tensor_files import open_file
+
+_WRAPPERS = frozenset({"base_model", "model", "language_model", "transformer", "module", "_orig_mod", "text_model"})
+"""Leading components of names, which trainers add or leave out."""
+
+_KINDS = {
+    "a": r"lora_A(?:\.\w+)?\.weight",
+    "b": r"lora_B(?:\.\w+)?\.weight",
+    "b_bias": r"lora_B(?:\.\w+)?\.bias",
+    "magnitude": r"lora_magnitude_vector(?:\.(?!weight$)\w+)?(?:\.weight)?",
+    "embedding_a": r"lora_embedding_A(?:\.\w+)?",
+    "embedding_b": r"lora_embedding_B(?:\.\w+)?",
+    "bias": r"(?:base_layer\.)?bias",
+    "weight": r"(?:modules_to_save\.(?:\w+\.)?|base_layer\.)?weight",
+}
+_KEY = re.compile(r"(?P<module>.+?)\.(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + ")")
+
+
+@dataclass
+class ModuleTensors:
+    """What an adapter has for one module of the base model.
+
+    Attributes:
+        module: its name, without what trainers put before it.
+        scale: the factor of the product of `a` and `b`.
+        by_kind: the tensors, by their kinds: "a" [rank, in] and "b" [out, rank], the bias of the latter ("b_bias"),
+            the "magnitude" [out] of DoRA, a new "bias" [out] or "weight"; of an embedding "embedding_a" [rank, vocab]
+            and "embedding_b" [size, rank].
+        keys: the tensors' names in the file, by kind.
+    """
+
+    module: str
+    scale: float
+    by_kind: dict[str, Tensor] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+class PeftCheckpoint:
+    """An adapter's configuration and tensors; the tensors are views into its file.
+
+    Attributes:
+        modules: by name without what trainers put before it; see `plain_name`.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        """Opens the adapter.
+
+        Raises:
+            ModelLoadError: it cannot be read, is of another kind, or its files have changed since the request came.
+        """
+        folder = Path(adapter.path)
+        self.config = PeftConfig.read(folder)
+        path = find_weights(folder)
+        if adapter_digest(folder) != adapter.digest:
+            raise ModelLoadError(
+                f"The files in {folder} have changed since this version of the adapter was loaded, and are not in "
+                "memory any more. Load it again."
+            )
+        self._file = open_file(path)
+        self.modules: dict[str, ModuleTensors] = {}
+        for key in sorted(self._file.names):
+            self._add(key)
+
+    def close(self) -> None:
+        """Unmaps the file; views of it stay valid."""
+        self._file.close()
+
+    def _add(self, key: str) -> None:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise ModelLoadError(f"The adapter's tensor {key} is none that PEFT's LoRA has; it cannot be used.")
+        module = plain_name(match["module"])
+        kind = next(kind for kind in _KINDS if match[kind] is not None)
+        tensors = self.modules.get(module)
+        if tensors is None:
+            tensors = self.modules[module] = ModuleTensors(module, self.config.scale(full_name(match["module"])))
+        if kind in tensors.by_kind:
+            raise ModelLoadError(f"The adapter has {tensors.keys[kind]} and {key} for the same module.")
+        tensors.by_kind[kind] = self._file.read(key, None, torch.float32)
+        tensors.keys[kind] = key
+
+
+def find_weights(folder: Path) -> Path:
+    """Returns the file of an adapter's tensors. Raises ModelLoadError if there is none."""
+    found = next((folder / name for name in WEIGHTS_NAMES if (folder / name).is_file()), None)
+    if found is None:
+        raise ModelLoadError(f"{folder} has no {WEIGHTS_NAMES[0]}. Finish the download.")
+    return found
+
+
+def full_name(module: str) -> str:
+    """A module's name in the base model, by which PEFT's patterns look for it."""
+    return module.removeprefix("base_model.model.").replace("_orig_mod.", "")
+
+
+def plain_name(module: str) -> str:
+    """A module's name without the leading components that trainers add or leave out."""
+    parts = module.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part != "_orig_mod")

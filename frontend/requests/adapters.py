@@ -1,0 +1,151 @@
+"""Loads, replaces and finds the adapters that requests use."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from quire.core.engine.client import EngineClient
+from quire.core.errors import ConfigError, EngineDeadError, EngineError, NotFoundError, ParameterError, QuireError
+from quire.core.logging import get_logger
+from quire.core.wire.adapters import Adapter
+from quire.frontend.checkpoint.adapters import AdapterChoice, AdapterModule, LoRARequest, ServedAdapter, find_adapter
+from quire.frontend.checkpoint.served_model import ServedModel
+from quire.frontend.requests.adapter_resolvers import LoRAResolver
+
+logger = get_logger(__name__)
+
+
+class Adapters:
+    """The adapters of one model. Use from one event loop.
+
+    Args:
+        model: keeps their names.
+        client: its engines load them.
+        modules: those of `--lora-modules`.
+        resolvers: look for adapters that are not loaded.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        client: EngineClient,
+        modules: Sequence[AdapterModule] = (),
+        resolvers: Sequence[LoRAResolver] = (),
+    ) -> None:
+        self._model = model
+        self._client = client
+        self._modules = modules
+        self._resolvers = resolvers
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name
+        self._brought: dict[tuple[int, str], Adapter] = {}  # by programs: number and path
+
+    async def load_modules(self) -> None:
+        """Loads the adapters of `--lora-modules`.
+
+        Raises:
+            ConfigError: one of them cannot be used.
+        """
+        try:
+            for module in self._modules:
+                await self.load(module.name, module.path, parent=module.base_model_name)
+        except (ParameterError, NotFoundError) as error:
+            raise ConfigError(f"--lora-modules: {error}") from None
+
+    async def load(self, name: str, path: str, *, in_place: bool = False, parent: str | None = None) -> ServedAdapter:
+        """Serves the adapter in a folder under a name, once it is in the memory of the engines' hosts.
+
+        Requests that run go on with the version that they began with.
+
+        Raises:
+            ParameterError: the name is taken, or the adapter does not fit the model.
+            NotFoundError: there is no adapter.
+        """
+        async with self._locks[name]:
+            names = self._model.adapters
+            if names is None:
+                raise ParameterError("The server takes no adapters; start it with --enable-lora.", param="lora_name")
+            names.check_new(name, in_place=in_place)
+            adapter = await asyncio.to_thread(find_adapter, name, path)
+            await self._prepare(adapter)
+            served = names.add(adapter, parent)
+            logger.info("adapter     %s from %s", name, adapter.path)
+            return served
+
+    def unload(self, name: str) -> None:
+        """Serves an adapter no longer; requests that run end as they would. Raises NotFoundError."""
+        if self._model.adapters is None:
+            raise NotFoundError(f"The lora adapter {name!r} cannot be found: there are none.", param="lora_name")
+        self._model.adapters.remove(name)
+
+    async def resolve(self, choice: AdapterChoice) -> Adapter | None:
+        """The adapter that a request uses.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            ParameterError: the adapter cannot be used, or the engine takes none.
+        """
+        if choice is None or isinstance(choice, Adapter):
+            return choice
+        if self._model.adapters is None:
+            raise ParameterError(
+                "lora_request needs an engine that takes adapters; start it with enable_lora.", param="lora_request"
+            )
+        if isinstance(choice, LoRARequest):
+            return await self._bring(choice)
+        if not isinstance(choice, str):
+            raise ParameterError(
+                f"lora_request must be a LoRARequest, not {type(choice).__name__}.", param="lora_request"
+            )
+        served = self._model.adapters.find(choice) or await self._search(choice)
+        if served is None:
+            raise self._model.not_found(choice)
+        return served.adapter
+
+    async def bring(self, request: LoRARequest) -> Adapter:
+        """Loads the adapter that a program brings, so that it is there when a request comes. Errors as `resolve`."""
+        adapter = await self.resolve(request)
+        assert adapter is not None
+        await self._prepare(adapter)
+        return adapter
+
+    def forget(self, lora_int_id: int) -> bool:
+        """Forgets the adapters that programs brought with a number. Returns True if there was one."""
+        known = [key for key in self._brought if key[0] == lora_int_id]
+        for key in known:
+            del self._brought[key]
+        return bool(known)
+
+    @property
+    def brought(self) -> set[int]:
+        """The numbers of the adapters that programs brought."""
+        return {number for number, _ in self._brought}
+
+    async def _bring(self, request: LoRARequest) -> Adapter:
+        key = request.lora_int_id, request.lora_path
+        async with self._locks[request.lora_path]:
+            if key not in self._brought or request.load_inplace:
+                found = await asyncio.to_thread(find_adapter, request.lora_name, request.lora_path)
+                self._brought[key] = found
+            return self._brought[key]
+
+    async def _search(self, name: str) -> ServedAdapter | None:
+        """Asks the resolvers for an adapter, and loads the first that they find."""
+        for resolver in self._resolvers:
+            try:
+                found = await resolver.resolve_lora(self._model.name, name)
+            except QuireError:
+                raise
+            except Exception:  # code of another package, which may fail in any way
+                logger.exception("a resolver failed to look for the adapter %s", name)
+                continue
+            if found is not None:
+                return await self.load(name, found.lora_path, in_place=True, parent=found.base_model_name)
+        return None
+
+    async def _prepare(self, adapter: Adapter) -> None:
+        try:
+            await self._client.prepare_adapter(adapter)
+        except EngineDeadError:
+            raise
+        except EngineError as error:
+            raise ParameterError(str(error), param="lora_path") from None

@@ -1,0 +1,182 @@
+"""Adapters that PEFT has saved, against PEFT's own log-probabilities, as they are and merged into the model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from quire.core.config.lora import AdapterOptions
+from quire.core.wire.adapters import Adapter, AdapterLoad, LoadedAdapter, adapter_digest
+from quire.core.wire.protocol import StepPlan, StepResult
+from quire.core.wire.rank import Layout, Rank
+from quire.core.wire.row_outputs import PromptLogprobs
+from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.step.launched_step import LaunchedStep
+from quire.executor.worker import Worker
+from tests.executor.step.test_model_runner import engine_config, generate, prompt_of, request
+from tests.executor.thread_group import on_every_rank
+
+peft = pytest.importorskip("peft")
+
+OPTIONS = AdapterOptions(max_adapters=2, max_rank=16, max_on_host=2)
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "names": ("qwen3", {"target_modules": ["q_proj", "v_proj"]}),
+    "all-linear": ("qwen3", {"target_modules": "all-linear"}),
+    "pattern": ("qwen3", {"target_modules": r".*\.layers\.\d\.(self_attn\.[qk]_proj|mlp\.down_proj)"}),
+    "excluded": ("qwen3", {"target_modules": "all-linear", "exclude_modules": ["o_proj", "up_proj"]}),
+    "layers": ("llama", {"target_modules": ATTENTION, "layers_to_transform": [1], "layers_pattern": "layers"}),
+    "rslora": ("llama", {"target_modules": "all-linear", "use_rslora": True}),
+    "rank patterns": (
+        "qwen3",
+        {
+            "target_modules": "all-linear",
+            "rank_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 7},
+            "alpha_pattern": {"v_proj": 5, "down_proj": 17},
+        },
+    ),
+    "rslora with patterns": (
+        "qwen3",
+        {
+            "target_modules": ATTENTION,
+            "use_rslora": True,
+            "rank_pattern": {"k_proj": 2},
+            "alpha_pattern": {"k_proj": 3},
+        },
+    ),
+    "dora": ("qwen3", {"target_modules": "all-linear", "use_dora": True}),
+    "dora with biases": ("qwen2", {"target_modules": "all-linear", "use_dora": True}),
+    "biases": ("qwen2", {"target_modules": ATTENTION, "bias": "lora_only"}),
+    "all biases": ("qwen2", {"target_modules": ["v_proj", "gate_proj"], "bias": "all"}),
+    "bias of B": ("qwen2", {"target_modules": [*ATTENTION, "down_proj"], "lora_bias": True}),
+    "head": ("qwen3 untied", {"target_modules": ["lm_head", "q_proj"]}),
+    "head that shares the embedding's weight": ("qwen3", {"target_modules": ["lm_head", "q_proj"]}),
+    "fused": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
+    "transposed": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+    "transposed dora": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of(checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
+    def get(family: str) -> Path:
+        name, _, kind = family.partition(" ")
+        return checkpoint(name, tie=False) if kind else checkpoint(name)
+
+    return get
+
+
+def trained(model_folder: Path, folder: Path, seed: int = 0, **config: Any) -> Any:
+    """A model of PEFT's with random adapters, which are saved in `folder`."""
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    given = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **config}
+    model = peft.get_peft_model(base, peft.LoraConfig(**given))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and "magnitude" in name:
+                parameter.mul_(1 + torch.rand_like(parameter) / 2)
+            elif parameter.requires_grad:
+                parameter.copy_(torch.randn_like(parameter) / max(parameter.shape[-1], 4) ** 0.5)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def logprobs_of(model: Any, prompt: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
+
+
+class Scorer:
+    """A worker whose requests all have the adapter in slot 1."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.adapter = 1
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        for new in plan.admitted:
+            new.adapter = self.adapter
+        return self._worker.launch(plan)
+
+    def collect(self, step: LaunchedStep) -> StepResult:
+        return self._worker.collect(step)
+
+    def score(self, prompt: list[int]) -> Tensor:
+        worker: Any = self
+        asked = [request("a", prompt, max_tokens=1, prompt_logprobs=0)]
+        deltas = generate(worker, asked, enable_prefix_caching=False)
+        parts = [delta.output for delta in deltas["a"] if isinstance(delta.output, PromptLogprobs)]
+        return torch.tensor([entry.logprobs[0] for part in parts for entry in part.positions])
+
+
+def start(model_folder: Path, group: ParallelGroup | None = None, **changes: Any) -> Worker:
+    group = group or ParallelGroup()
+    config = engine_config(model_folder, **{"adapters": OPTIONS, **changes})
+    worker = Worker(config, Rank(tensor=group.rank), group)
+    ready = worker.load()
+    worker.allocate(ready.num_pages, ready.max_model_len)
+    return worker
+
+
+def load(worker: Worker, folder: Path, slot: int = 1) -> LoadedAdapter:
+    """Loads an adapter as a call of the engine does, and waits."""
+    loader = worker._adapter_loader
+    assert loader is not None
+    return loader._load(AdapterLoad(Adapter("name", str(folder), adapter_digest(folder)), slot))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_prompts_have_the_log_probabilities_of_peft(
+    folder_of: Callable[[str], Path], variant: str, tmp_path: Path
+) -> None:
+    family, config = VARIANTS[variant]
+    model_folder, prompt = folder_of(family), prompt_of(3, 24)
+    model = trained(model_folder, tmp_path, **config)
+    worker = start(model_folder)
+    assert load(worker, tmp_path) == LoadedAdapter()
+    scorer = Scorer(worker)
+    got, wanted = scorer.score(prompt), logprobs_of(model, prompt)
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+    scorer.adapter = -1
+    base = scorer.score(prompt)
+    assert (base - wanted).abs().max() > 1e-2, "the adapter must change something to prove anything"
+    merged = logprobs_of(model.merge_and_unload(), prompt)
+    torch.testing.assert_close(got, merged, atol=1e-4, rtol=0)
+    with torch.inference_mode():
+        plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    torch.testing.assert_close(base, logprobs_of(plain, prompt), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["all-linear", "dora with biases", "all biases", "head"])
+def test_two_ranks_have_the_log_probabilities_of_peft(
+    folder_of: Callable[[str], Path], variant: str, tmp_path: Path
+) -> None:
+    family, config = VARIANTS[variant]
+    model_folder, prompt = folder_of(family), prompt_of(3, 24)
+    wanted = logprobs_of(trained(model_folder, tmp_path, **config), prompt)
+
+    def job(group: ParallelGroup) -> Tensor:
+        worker = start(model_folder, group, layout=Layout(tensor=2))
+        assert load(worker, tmp_path) == LoadedAdapter()
+        return Scorer(worker).score(prompt)
+
+    for got in on_every_rank(2, job):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+
+
+def test_a_slot_holds_what_was_loaded_last(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """After an adapter of other layers, with factors, and of a higher rank, nothing of it is left."""
+    model_folder, prompt = folder_of("qwen2"), prompt_of(5, 20)
+    worker = start(model_folder)
+    kinds = [{"target_modules": "all-linear", "use_dora": True, "r": 16}, {"target_modules": ["v_proj"]}]
+    for number, config in enumerate(kinds):
+        folder = tmp_path / str(number)
+        wanted = logprobs_of(trained(model_folder, folder, number, **config), prompt)
+        assert load(worker, folder) == LoadedAdapter()
+        torch.testing.assert_close(Scorer(worker).score(prompt), wanted, atol=1e-4, rtol=0)
