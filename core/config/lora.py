@@ -33,7 +33,7 @@ class LoRAConfig(Struct, frozen=True, kw_only=True):
         Meta(description="Most adapters in the host's memory, --max-loras or more; --max-loras when unset."),
     ] = None
     lora_dtype: Annotated[
-        Literal["auto"] | AdapterDtype,
+        Literal["auto", "float16", "bfloat16", "float32"],
         Meta(description="Type to which weights of adapters are rounded; auto: the model's."),
     ] = "auto"
     lora_target_modules: Annotated[

@@ -52,7 +52,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dora with biases": ("qwen2", {"target_modules": "all-linear", "use_dora": True}),
     "biases": ("qwen2", {"target_modules": ATTENTION, "bias": "lora_only"}),
     "all biases": ("qwen2", {"target_modules": ["v_proj", "gate_proj"], "bias": "all"}),
-    "bias of B": ("qwen2", {"target_modules": [*ATTENTION, "down_proj"], "lora_bias": True}),
+    "bias of B": ("qwen2", {"target_modules": ["q_proj", "k_proj", "v_proj"], "lora_bias": True}),
     "head": ("qwen3 untied", {"target_modules": ["lm_head", "q_proj"]}),
     "head that shares the embedding's weight": ("qwen3", {"target_modules": ["lm_head", "q_proj"]}),
     "fused": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
