@@ -72,7 +72,7 @@ class SpeechToText:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
         hearing, tokens = self._check(request)
         opened = await self._open(request, data, headers, hearing, tokens)
-        events = SpeechEvents(request, opened.id, self._model.name, int(time.time()), opened.separator)
+        events = SpeechEvents(request, opened.id, self._model.chosen_name, int(time.time()), opened.separator)
         writer, waiting, running = ClipWriter(self._engine, tokens), list(enumerate(opened.sound.clips)), []
         streams: list[OutputStream] = running
         try:
@@ -94,7 +94,7 @@ class SpeechToText:
     # ----------------------------------------------------------------------------------------------------- requests
 
     def _check(self, request: SpeechRequest) -> tuple[Hearing, SpeechTokens]:
-        self._model.check_name(request.model)
+        self._model.choose(request.model)
         request.check()
         hearing, rules = self._engine.hearing, self._model.decoder
         if hearing is None or rules is None or rules.speech is None:
