@@ -4,12 +4,14 @@ Each engine runs in a process of its own, in turn, on the real MiniLM of the pac
 checkpoint of the BERT family with vocab.txt:
     python scripts/peers/vectors.py MODEL --engines quire:float32 quire:bfloat16:int8 --peers sentence-transformers \
         onnxruntime onnxruntime:int8 openvino --peer-python VENV/bin/python
-After a colon: Quire's dtype and format of weights, and the format of ONNX Runtime's. The peers' environment has the
-packages sentence-transformers, onnxruntime, openvino, onnx and onnxscript, as far as they are asked for.
+After a colon: Quire's dtype, format of weights and bits of activations (quire:bfloat16:int8:8), and the format of ONNX
+Runtime's weights, beside which activations have as many. The peers' environment has the packages sentence-transformers,
+onnxruntime, openvino, onnx and onnxscript, as far as they are asked for.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -64,9 +66,11 @@ def _start(name: str, model: Path) -> Embed:
     return ENGINES[engine](model, *settings)
 
 
-def _quire(model: Path, dtype: str = "auto", quantization: str | None = None) -> Embed:
+def _quire(model: Path, dtype: str = "auto", quantization: str | None = None, bits: str = "") -> Embed:
     from quire import LLM
 
+    if bits:
+        os.environ["QUIRE_CPU_ACTIVATION_BITS"] = bits
     llm = LLM(str(model), dtype=dtype, quantization=quantization)
     return lambda texts: llm.embed(texts, use_tqdm=False)
 
