@@ -112,9 +112,13 @@ class WorkerProcess:
 
     def _work(self) -> None:
         assignment = self._assignment
+        gc.disable()  # during imports, which make a million objects and hardly a cycle
         build = prepare_worker(
             assignment.factory, assignment.config, assignment.rank, assignment.init_method
         )  # fmt: skip
+        gc.freeze()  # imported objects stay: the collection at the end of the start need not visit them
+        atexit.register(gc.unfreeze)  # see `tune_garbage_collector`
+        gc.enable()
         begin = self._receive()  # a spare engine's worker waits here
         assert isinstance(begin, LoadModel), begin
         worker = build()
@@ -126,7 +130,6 @@ class WorkerProcess:
         self._send(ready)
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
-        atexit.register(gc.unfreeze)  # see `tune_garbage_collector`
         plans = self if worker.peers is None else LockstepPlans(self, worker.peers, worker.run_dummy_step)
         StepLoop(worker, plans, self._report, self._send).run()
 
