@@ -54,6 +54,9 @@ constexpr long PACKED_INPUTS = 256;  // the most of their inputs; while they are
 // The inputs of a block, and with the zeros behind them.
 struct BlockSize { long inputs, steps; };
 
+// Writes the `count` elements of a block of `steps` as int16. Defined where the processor has products of them.
+template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to);
+
 #if defined(QUIRE_HAS_PAIRS)
 // Two vectors as int16, in order; numbers out of its range become the nearest.
 inline Pairs in_shorts(Ints first, Ints second) {
@@ -67,7 +70,6 @@ inline Pairs in_shorts(Ints first, Ints second) {
 #endif
 }
 
-// Writes the `count` elements of a block of `steps` as int16.
 template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to) {
     const int32_t largest = largest_bits(from, count);
     const int32_t exponent = std::max(largest >> 23, 15);  // of a power of two that is a normal number
