@@ -1,7 +1,7 @@
 """The text of a sound as server-sent events, clip by clip."""
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from quire.frontend.audio.answers import ChunkChoice, DeltaText, DurationUsage, SpeechChunk, TokenUsage
 from quire.frontend.audio.schema import SpeechRequest
@@ -48,8 +48,10 @@ class SpeechEvents:
 
     def end(self, num_seconds: float) -> bytes:
         """The last events: the whole text, and usage if the request asks for it."""
-        usage = self._usage() if self._request.stream_include_usage else UNSET
-        if usage is UNSET and self._request.task == "transcribe":
+        usage: TokenUsage | DurationUsage | UnsetType = UNSET
+        if self._request.stream_include_usage:
+            usage = self._usage()
+        elif self._request.task == "transcribe":
             usage = DurationUsage.of(num_seconds)
         return self._event("transcript.text.done", [], text=self._text, usage=usage) + DONE
 

@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct
@@ -22,7 +23,9 @@ from quire.frontend.chat.renaming import renamed
 from quire.frontend.checkpoint.speech_tokens import SpeechTokens
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.media.hearing import HeardSound, Hearing
+from quire.frontend.media.room import Room
 from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.deadline import current_deadline
 from quire.frontend.requests.merging import OutputStream
 
 CLIPS_AT_ONCE = 8
@@ -51,6 +54,7 @@ class SpeechToText:
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
         self._model = engine.model
+        self._room = Room()
 
     async def complete(
         self, request: SpeechRequest, data: bytes, headers: ClientHeaders = ClientHeaders()
@@ -62,8 +66,10 @@ class SpeechToText:
             EngineError: the engine failed.
         """
         hearing, tokens = self._check(request)
-        opened = await self._open(request, data, headers, hearing, tokens)
-        clips = await self._write_all(request, opened, tokens)
+        async with self._room.place() as place:
+            opened = await self._open(request, data, headers, hearing, tokens)
+            place.num_bytes = opened.sound.num_bytes
+            clips = await self._write_all(request, opened, tokens)
         return self._answer(request, opened, tokens, clips)
 
     async def stream(
@@ -71,10 +77,20 @@ class SpeechToText:
     ) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
         hearing, tokens = self._check(request)
-        opened = await self._open(request, data, headers, hearing, tokens)
+        async with self._room.place() as place:
+            opened = await self._open(request, data, headers, hearing, tokens)
+            place.num_bytes = opened.sound.num_bytes
+            async with aclosing(self._frames(request, opened, tokens)) as frames:
+                async for frame in frames:
+                    yield frame
+
+    async def _frames(
+        self, request: SpeechRequest, opened: _Opened, tokens: SpeechTokens
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of all clips. Some of the next are with the engine while one is sent."""
         events = SpeechEvents(request, opened.id, self._model.chosen_name, int(time.time()), opened.separator)
-        writer, waiting, running = ClipWriter(self._engine, tokens), list(enumerate(opened.sound.clips)), []
-        streams: list[OutputStream] = running
+        writer, waiting = ClipWriter(self._engine, tokens), list(enumerate(opened.sound.clips))
+        streams: list[OutputStream] = []
         try:
             yield ACCEPTED
             while waiting or streams:
@@ -125,7 +141,7 @@ class SpeechToText:
             params = SamplingParams(**self._sampling_fields(request))
         reply_id = f"{request.task}-{headers.choose_id(None)}"
         await self._engine.start()
-        sound = await hearing.read_file(data, "file", divides=True)
+        sound = await _in_time(hearing.read_file(data, "file", divides=True))
         names = functools.partial(renamed, max_tokens="max_completion_tokens", data_parallel_rank=RANK_HEADER)
         asked = ClipRequest([], params, beams, reply_id, request.priority, headers.data_parallel_rank, names)
         language = request.language and request.language.lower()
@@ -216,6 +232,17 @@ class SpeechToText:
             segments,
             usage=usage,
         )
+
+
+async def _in_time(reading: Awaitable[HeardSound]) -> HeardSound:
+    """The result, within the time that the caller gave the request. Raises DeadlineError."""
+    deadline = current_deadline()
+    if deadline is None:
+        return await reading
+    try:
+        return await asyncio.wait_for(reading, max(0.0, deadline.at - time.monotonic()))
+    except TimeoutError:
+        raise deadline.error() from None
 
 
 def _check_languages(request: SpeechRequest, tokens: SpeechTokens) -> None:

@@ -28,6 +28,11 @@ class HeardSound(NamedTuple):
     num_seconds: float
     clips: list[HeardClip]
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its features."""
+        return sum(len(clip.features.values) for clip in self.clips)
+
 
 class Hearing:
     """Reads files and samples.
