@@ -3,6 +3,7 @@
 from typing import Any
 
 from litestar import Router, post
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
@@ -12,6 +13,7 @@ from quire.frontend.audio.schema import SpeechRequest, TranscriptionRequest, Tra
 from quire.frontend.audio.service import SpeechToText
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
+from quire.frontend.http.errors import ErrorBody
 from quire.frontend.http.form_request import MAX_FIELDS_BYTES, read_form
 from quire.frontend.http.json_request import JsonRequest
 
@@ -36,7 +38,10 @@ def audio_routes(service: SpeechToText, answers: HttpAnswers) -> Router:
         media_type = _TEXT_TYPES.get(body.response_format, "text/plain")
         return ASGIResponse(body=found.encode(), media_type=f"{media_type}; charset=utf-8")
 
-    responses = documented(Transcription | VerboseTranscription)
+    responses = documented(Transcription | VerboseTranscription) | {
+        404: ResponseSpec(ErrorBody, description="The model hears nothing.", generate_examples=False),
+        415: ResponseSpec(ErrorBody, description="The body is no form.", generate_examples=False),
+    }
 
     @post("/transcriptions", status_code=200, responses=responses, summary="Transcribe", **limits)
     async def create_transcription(request: JsonRequest) -> ASGIApp:
