@@ -51,11 +51,11 @@ def latent_tiles(group: int, dtype: torch.dtype) -> _Tiles:
 
 
 def prompt_tiles(dtype: torch.dtype) -> _Tiles:
-    """Chooses the tiles of prompts: 64 pairs of a token and a head, as a warp group's product wants.
+    """Chooses the tiles of prompts: 32 pairs of a token and a head, as for 32 heads of a decode step.
 
-    A thread of eight warps has 128 numbers of their weighted latents, which leave registers for 32 keys.
+    64 pairs, which a warp group's product wants, leave too few registers.
     """
-    return _Tiles(16, 16, 8, 1) if dtype.itemsize == 4 else _Tiles(64, 32, 8, 2)
+    return _Tiles(16, 16, 8, 1) if dtype.itemsize == 4 else latent_tiles(_MOST_HEADS, dtype)
 
 
 def heads_of_program(num_heads: int, most: int = _MOST_HEADS) -> int:

@@ -29,7 +29,7 @@ MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
 WARP_GROUP_PRODUCTS = {
     *("multiply_few", "multiply_many", "multiply_few_codes", "multiply_experts", "multiply_router"),
-    *("prompt_attention", "prompt_latents"),
+    "prompt_attention",
 }
 """Kernels whose products have 64 rows."""
 WITHOUT_WIDE_LOADS = {
