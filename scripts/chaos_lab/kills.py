@@ -170,7 +170,7 @@ async def _ask_all(args: argparse.Namespace, tally: Tally, server: Server, reque
 
         async def work(offset: int) -> None:
             place = offset
-            while not injecting.done():
+            while not injecting.done() or place < len(requests):  # each at least once
                 number = place % len(requests)
                 tally.add(requests[number], await ask(client, requests[number]), expected[number])
                 place += args.concurrency
