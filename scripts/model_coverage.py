@@ -252,9 +252,9 @@ def _section(results: dict[str, Result]) -> list[str]:
 
 WITHOUT_A_PATH = {
     "bigbird_pegasus": "its encoder attends to blocks that are drawn at random",
-    "nllb-moe": "an expert takes so many tokens of a batch, and a token's output depends on the others",
-    "pegasus_x": "its encoder keeps rows of its own beside the tokens', to which all attend in a second softmax",
-    "switch_transformers": "an expert takes so many tokens of a batch, and a token's output depends on the others",
+    "nllb-moe": "its experts are layers with biases and no gates, for which there is no operation here",
+    "pegasus_x": "its encoder has tokens of its own beside those of a text, and sees blocks",
+    "switch_transformers": "an expert takes a limited number of a text's tokens, and leaves out the others",
     "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams besides "
     "the tokens' own, and its code takes a whole prompt or one token",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "
