@@ -58,8 +58,8 @@ def served(
     family = request.param
     folder = write_checkpoint(tmp_path_factory.mktemp("images") / family, family)
     with LLM(
-        str(folder), dtype="float32", max_model_len=400, num_gpu_blocks_override=160, max_num_batched_tokens=24,
-        enable_prefix_caching=True,
+        str(folder), dtype="float32", max_model_len=400, num_gpu_blocks_override=30, max_num_batched_tokens=24,
+        max_num_seqs=8, enable_prefix_caching=True,
     ) as llm:  # fmt: skip
         yield family, llm, Reference(folder, family)
 
@@ -90,3 +90,29 @@ def test_logprobs_are_those_of_transformers(served: tuple[str, LLM, Reference]) 
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
     for (text, images), output in zip(cases, llm.generate(prompts, params, use_tqdm=False), strict=True):
         check(reference, text, images, output)
+
+
+def test_a_prefix_is_cached_up_to_a_place_inside_an_image(served: tuple[str, LLM, Reference]) -> None:
+    """Two prompts share a first image and a part of the second's tokens: what follows an image depends on it."""
+    family, llm, reference = served
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, ignore_eos=True)
+    begin = "A prompt that begins with words and goes on: "
+    cases = [(prompt_of(family, begin, " now", " end"), [IMAGES[0], image]) for image in (IMAGES[1], IMAGES[2])]
+    for text, images in [*cases, cases[0]]:
+        [output] = llm.generate(
+            {"prompt": text, "multi_modal_data": {"image": images}}, params, use_tqdm=False
+        )  # fmt: skip
+        check(reference, text, images, output)
+    assert output.num_cached_tokens >= 16 * (len(output.prompt_token_ids) // 16 - 1)
+
+
+def test_two_ranks_read_images_as_one_does(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "llava", "llava")
+    reference, text = Reference(folder, "llava"), prompt_of("llava", "What is ", " and ", "?")
+    with LLM(
+        str(folder), dtype="float32", max_model_len=200, num_gpu_blocks_override=40, max_num_batched_tokens=24,
+        tensor_parallel_size=2,
+    ) as llm:  # fmt: skip
+        params = SamplingParams(temperature=0, max_tokens=4, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+        prompt: Any = {"prompt": text, "multi_modal_data": {"image": IMAGES[:2]}}
+        check(reference, text, IMAGES[:2], llm.generate(prompt, params, use_tqdm=False)[0])

@@ -10,7 +10,7 @@ from quire.frontend.media.errors import MediaError, MissingLibraryError
 from quire.frontend.media.messages import Pixels
 
 try:
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 except ImportError:
     raise MissingLibraryError("Pillow") from None
 
@@ -41,7 +41,7 @@ def read_image(content: bytes, pixels: Pixels | None, max_pixels: int) -> Image.
         with contextlib.suppress(Exception):  # EXIF may hold anything
             image = ImageOps.exif_transpose(image)
         return _in_rgb(image)
-    except Image.UnidentifiedMediaError:
+    except UnidentifiedImageError:
         raise MediaError("is no image in a format that is read here") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise MediaError(f"is an image that cannot be decoded ({error})") from None
