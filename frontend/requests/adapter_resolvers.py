@@ -40,6 +40,8 @@ class FolderResolver:
         return await asyncio.to_thread(self._find, lora_name)
 
     def _find(self, name: str) -> LoRARequest | None:
+        if ".." in Path(name).parts:
+            return None
         try:
             folder = (self._folder / name).resolve()
         except (OSError, ValueError):  # a name that no file can have
