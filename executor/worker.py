@@ -193,7 +193,7 @@ class Worker:
         if self._rank.is_first:
             logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
         plan = held.plan(config, memory.still_free(free, held.needs.weights_bytes, self._device))
-        reads = loaded.model.media if isinstance(loaded.model, ReadsMedia) else None
+        media = loaded.model.media if isinstance(loaded.model, ReadsMedia) else None
         return WorkerReady(
             rank=self._rank,
             num_pages=plan.num_pages,
@@ -202,8 +202,8 @@ class Worker:
             kv_cache_bytes=plan.num_pages * held.pages.page_bytes,
             device_name=device_name(self._device),
             kv_groups=held.groups,
-            reads=[] if reads is None else list(reads.modalities),
-            media_spans=reads is not None and reads.sees_both_ways,
+            reads=[] if media is None else list(media.modalities),
+            media_spans=media is not None and media.sees_both_ways,
             whole_prompts=keeps_nothing(held.groups)
             or any(layer.sees_prompt for stage in loaded.stages for layer in stage.kv_layers),
         )

@@ -54,11 +54,8 @@ def _layers_by_module(
     bases: dict[str, dict[str, tuple[BaseLayer, Tensor | None]]] = defaultdict(dict)
     for base in (base for layer in place.layers for base in layer.bases):
         stored = base.locate()
-        names = {plain_name(base.part.name): None}
-        if stored is not None:
-            names = {plain_name(stored.name): stored.outputs}
-        for name, outputs in names.items():
-            bases[name][base.part.name] = base, outputs
+        own, outputs = (base.part.name, None) if stored is None else (stored.name, stored.outputs)
+        bases[plain_name(own)][base.part.name] = base, outputs
     return {module: bases[name] for module in modules if (name := _only_name(module, bases)) is not None}
 
 

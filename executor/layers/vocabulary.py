@@ -174,9 +174,9 @@ class VocabularyWeight:
 
 
 class Embedding(Protocol):
-    """Maps token ids and positions to hidden states."""
+    """Maps token ids, or features, and positions to hidden states."""
 
-    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor: ...
+    def __call__(self, content: Tensor, step: StepContext, /) -> Tensor: ...
 
 
 class Head(Protocol):

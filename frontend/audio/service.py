@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, Struct
 
@@ -162,7 +162,7 @@ class SpeechToText:
         token_ids = await self._engine.async_tokenizer.tokenize(f" {text}", add_special_tokens=False, must_fit=False)
         return token_ids[-(self._engine.limit.max_model_len // 2 - 1) :]
 
-    def _sampling_fields(self, request: SpeechRequest) -> dict[str, object]:
+    def _sampling_fields(self, request: SpeechRequest) -> dict[str, Any]:
         fields = {**self._engine.sampling_input.defaults, **request.sampling_fields()}
         fields["max_tokens"] = self._engine.sampling_input.limit_output(request.max_completion_tokens)
         if request.wants_timestamps or request.falls_back:

@@ -76,7 +76,7 @@ def serve(connection: socket.socket) -> None:
     """
     readers = Readers(receive(connection, MediaSetup))
     while True:
-        question = receive(connection, MediaQuestion)  # type: ignore[arg-type]
+        question = receive(connection, MediaQuestion)
         refusal: MediaRefused | None = None
         try:
             readers.prepare(question)

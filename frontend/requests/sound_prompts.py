@@ -99,7 +99,7 @@ def _split(prompt: Any) -> tuple[Any, Any]:
     return sound, of_decoder
 
 
-def _without_sound(prompt: Any, param: str = "prompt") -> tuple[Any, dict[str, Any] | None]:
+def _without_sound(prompt: Any, param: str = "prompt") -> tuple[Any, Any]:
     """(the sound, the rest of the prompt or None)."""
     data = prompt.get(_DATA) if isinstance(prompt, dict) else None
     if not isinstance(data, dict) or data.get("audio") is None:

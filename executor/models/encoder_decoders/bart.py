@@ -99,7 +99,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         weights_type: reads tensors that checkpoints store in another form.
     """
 
-    SIZES = ("decoder_ffn_dim", "encoder_ffn_dim")
+    SIZES: tuple[str, ...] = ("decoder_ffn_dim", "encoder_ffn_dim")
     BASE = "model"
     HEAD = "lm_head"
     ENCODER_PIECES: ClassVar[Mapping[str, Piece]] = {}

@@ -142,11 +142,12 @@ class EuroBertModel(Encoder):
                 context.ops, norm(f"{name}.attention_norm"), attention, norm(f"{name}.mlp_norm"), mlp
             )  # fmt: skip
 
-        last: Norm | _Activated = norm("norm")
+        last_norm = norm("norm")
+        last: Norm | _Activated = last_norm
         self.label_poolings: Sequence[SequencePooling] = ()
         if labels_sequences(spec) and config.get("classifier_pooling", "late") == "late":
             # The labels of a text are the mean of those of its tokens: the mean of what their last layer reads.
-            last = _Activated(last, projection(context, "dense", size, size, bias=True))
+            last = _Activated(last_norm, projection(context, "dense", size, size, bias=True))
             forms, self.label_poolings = forms._replace(dense=None), ("MEAN",)
         super().__init__(
             EncoderEmbedding(context, words),
