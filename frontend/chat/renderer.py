@@ -6,7 +6,7 @@ from typing import Any
 from quire.core.errors import ParameterError
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.config import ChatConfig
-from quire.frontend.chat.media_parts import refuse_media, take_media
+from quire.frontend.chat.media_parts import MediaPart, refuse_media, take_media
 from quire.frontend.parsing.answers.parsers import OutputParsers
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.media_prompts import MediaPrompts
@@ -54,7 +54,8 @@ class Renderer:
         Raises:
             ParameterError: the conversation cannot be rendered, by field; the rendered text is called `prompt`.
         """
-        messages, parts, placeholders = chat.messages, [], Placeholders()
+        messages, placeholders = chat.messages, Placeholders()
+        parts: list[MediaPart] = []
         if self._media is None:
             refuse_media(messages)
         else:

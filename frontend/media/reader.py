@@ -84,7 +84,7 @@ class MediaReader:
                     "(--limit-mm-per-prompt)"
                 )
 
-    async def placeholders(self) -> dict[Modality, str]:
+    async def placeholders(self) -> dict[str, str]:
         """The texts that stand for items in a prompt, before it is expanded."""
         return {"image": (await self.facts()).placeholder}
 

@@ -117,7 +117,8 @@ def content_of(value: Any, param: str) -> Content:
             has_alpha = value.mode in ("LA", "PA") or "transparency" in value.info
             value = value.convert("RGBA" if has_alpha else "RGB")
         return Content(value.tobytes(), Pixels(value.mode, *value.size))
-    shape, kind = getattr(value, "shape", ()), str(getattr(value, "dtype", ""))
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    kind = str(getattr(value, "dtype", ""))
     if kind == "uint8" and len(shape) == 3 and shape[2] in (3, 4) and hasattr(value, "tobytes"):
         return Content(value.tobytes(), Pixels("RGB" if shape[2] == 3 else "RGBA", shape[1], shape[0]))
     raise ParameterError(

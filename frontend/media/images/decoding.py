@@ -35,7 +35,7 @@ def read_image(content: bytes, pixels: Pixels | None, max_pixels: int) -> Image.
         if pixels is not None:
             _check_size((pixels.width, pixels.height), max_pixels)
             return _in_rgb(Image.frombytes(pixels.mode, (pixels.width, pixels.height), content))
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
         _check_size(image.size, max_pixels)
         image.load()  # raises for a file that is cut off
         with contextlib.suppress(Exception):  # EXIF may hold anything

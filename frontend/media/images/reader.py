@@ -71,8 +71,8 @@ class ImageReader:
             ) from None
 
     def _load(self) -> None:
-        AutoVideoProcessor.from_pretrained = _no_video  # type: ignore[method-assign, assignment]
-        ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign, assignment]
+        AutoVideoProcessor.from_pretrained = _no_video  # type: ignore[method-assign]
+        ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign]
         self.processor = _read_processor(self._folder)
         if not isinstance(self.processor, ProcessorMixin) or not hasattr(self.processor, "image_processor"):
             raise ValueError("the checkpoint's files name no processor of images")
@@ -115,7 +115,7 @@ def _read_processor(folder: str) -> Any:
         values = [json.loads(path.read_bytes()) for path in settings if path.is_file()]
         wanted = next((each["processor_class"] for each in values if "processor_class" in each), None)
         kind = next((kind for kind, name in PROCESSOR_MAPPING_NAMES.items() if wanted and name == wanted), None)
-        if kind is None:
+        if wanted is None or kind is None:
             raise
     name = model_type_to_module_name(kind)
     module = importlib.import_module(f"transformers.models.{name}.processing_{name}")
