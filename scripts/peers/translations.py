@@ -5,13 +5,15 @@
         --peers transformers:float32 ctranslate2:float32 ctranslate2:int8 --peer-python VENV/bin/python
 
 `make` writes two checkpoints of random weights, of the shapes of BART-base and T5-small, and needs this environment's
-transformers. Each engine of `compare` runs in a process of its own, in turn. After a colon: the dtype, and the format
-of weights that Quire makes; CTranslate2 has one for both. The peers' environment has the packages ctranslate2 and
-transformers with torch, of versions that fit each other. All outputs are greedy and of full length.
+transformers. Each engine of `compare` runs in a process of its own, in turn. After a colon: the dtype, the format of
+weights that Quire makes, and the bits of its activations; CTranslate2 has one for all. The peers' environment has the
+packages ctranslate2 and transformers with torch, of versions that fit each other. All outputs are greedy and of full
+length.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -101,9 +103,11 @@ def _start(name: str, model: Path) -> Write:
     return ENGINES[engine](model, *settings)
 
 
-def _quire(model: Path, dtype: str = "auto", quantization: str | None = None) -> Write:
+def _quire(model: Path, dtype: str = "auto", quantization: str | None = None, bits: str = "") -> Write:
     from quire import LLM, SamplingParams
 
+    if bits:
+        os.environ["QUIRE_CPU_ACTIVATION_BITS"] = bits
     llm = LLM(str(model), dtype=dtype, quantization=quantization, skip_tokenizer_init=True, max_num_seqs=NUM_INPUTS)
     sampling = SamplingParams(temperature=0, max_tokens=OUTPUT_LENGTH, ignore_eos=True, detokenize=False)
 

@@ -28,12 +28,13 @@ SHORT, LONG, ONE = "1,000 texts of 20 tokens, texts/s", "256 texts of 256 tokens
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="Folder of the checkpoint, with vocab.txt.")
+    parser.add_argument("--share", type=float, default=1.0, help="Of the texts, for large models; default: all.")
     turns.add_options(parser)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(_measure(args.model, _start(args.measure, args.model))))
+        print(json.dumps(_measure(args.model, _start(args.measure, args.model), args.share)))
         return
-    print(_table(turns.run(args, [__file__, str(args.model)])))
+    print(_table(turns.run(args, [__file__, str(args.model), "--share", str(args.share)])))
 
 
 def _table(found: dict[str, list[dict[str, float]]]) -> str:
@@ -45,14 +46,15 @@ def _table(found: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(rows)
 
 
-def _measure(model: Path, embed: Embed) -> dict[str, float]:
+def _measure(model: Path, embed: Embed, share: float) -> dict[str, float]:
     words = [word for word in (model / "vocab.txt").read_text(encoding="utf-8").split("\n") if word.isalpha()]
     draw = random.Random(0)
 
     def texts(count: int, length: int) -> list[str]:
         return [" ".join(draw.choices(words, k=length)) for _ in range(count)]
 
-    short, long = texts(1000, 18), texts(256, 254)  # with the two tokens around a text: 20 and 256
+    # With the two tokens around a text: 20 and 256.
+    short, long = texts(round(1000 * share), 18), texts(round(256 * share), 254)
     embed(short[:64] + long[:8])
     return {
         SHORT: len(short) / min(_seconds(embed, short) for _ in range(2)),
