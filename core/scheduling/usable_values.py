@@ -3,26 +3,30 @@
 A request with values that are NaN or infinite is tried again from its start, and then fails by itself, because its own
 prompt may be the reason. If the values of all requests are unusable, the reason is the device or the weights: none of
 the requests to come would succeed either.
+
+Numbers that come from outside may be the reason as well, for as many requests as there are. So all requests with the
+same adapter count as one, and so do all with `prompt_embeds`.
 """
 
 from quire.core.errors import EngineError
 from quire.core.scheduling.in_flight import StepInFlight
-from quire.core.scheduling.request import RequestStatus
+from quire.core.scheduling.request import Request, RequestStatus
 from quire.core.wire.protocol import StepResult
 from quire.core.wire.request_ids import reply_id_of
 from quire.core.wire.row_outputs import HiddenStates, PooledVector, RequestFailure
 
 NUM_TOGETHER = 3
-"""Requests that fail in one step, after they or others have failed in a step before."""
+"""Suspects that fail in one step, after they or others have failed in a step before."""
 NUM_IN_TURN = 8
-"""Requests that fail one after another; a client may repeat a few of its own."""
+"""Suspects that fail one after another; a client may repeat a few of its own requests."""
+_EMBEDS = b"prompt_embeds"
 
 
 class UsableValues:
-    """Counts the requests that failed since the last usable value."""
+    """Counts what may be the reason for the failures since the last usable value: requests, adapters, embeddings."""
 
     def __init__(self) -> None:
-        self._failed: set[str] = set()
+        self._failed: set[str | bytes] = set()
         self._num_steps = 0
 
     def check(self, step: StepInFlight, result: StepResult) -> None:
@@ -53,9 +57,10 @@ class UsableValues:
         self._num_steps = 0
 
 
-def _judge(step: StepInFlight, result: StepResult) -> tuple[set[str], bool]:
-    """The replies that a step fails for unusable values, and whether another request got anything of a step."""
+def _judge(step: StepInFlight, result: StepResult) -> tuple[set[str | bytes], bool]:
+    """The suspects of a step's unusable values, and whether another request got anything of the step."""
     failed: set[str] = set()
+    suspects: set[str | bytes] = set()
     is_usable = False
     for row, output in result.outputs:
         request = step.request_of(row)
@@ -63,9 +68,17 @@ def _judge(step: StepInFlight, result: StepResult) -> tuple[set[str], bool]:
             continue
         if isinstance(output, RequestFailure) and output.may_pass:
             failed.add(request.request_id)
+            suspects.add(_suspect(request))
         elif isinstance(output, PooledVector | HiddenStates):
             is_usable = True
     is_usable = is_usable or any(
         request.status is not RequestStatus.FINISHED and request.request_id not in failed for request in step.requests
     )
-    return {reply_id_of(each) for each in failed}, is_usable
+    return suspects, is_usable
+
+
+def _suspect(request: Request) -> str | bytes:
+    """What may be the reason for a request's unusable values, if the device is not."""
+    if request.adapter is not None:
+        return request.adapter.digest
+    return _EMBEDS if request.prompt.embeds is not None else reply_id_of(request.request_id)

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from quire.core.errors import EngineError
-from quire.core.wire.protocol import StepResult
+from quire.core.wire.adapters import Adapter
+from quire.core.wire.protocol import ROW_DIGEST_BYTES, PromptEmbeds, StepResult
 from quire.core.wire.row_outputs import RequestFailure
-from tests.core.scheduling.fake_worker import Harness
+from tests.core.scheduling.fake_worker import Harness, make_request
 
+BROKEN = Adapter("broken", "/broken", b"broken")
 NAN = RequestFailure("internal", "NaN", may_pass=True)
 
 
@@ -62,6 +65,38 @@ def test_sequences_of_one_request_are_no_evidence() -> None:
             harness.add(f"same-0-{number}", 4 + step)
         fail(harness)
     assert not harness.scheduler.has_unfinished()
+
+
+@pytest.mark.parametrize("kind", ["adapter", "embeds"])
+def test_numbers_from_outside_are_no_evidence_however_many_requests_bring_them(kind: str) -> None:
+    harness = Harness(max_num_seqs=16, max_num_batched_tokens=512, max_adapters=1, max_adapters_on_host=1)
+    for step in range(20):
+        for number in range(4):
+            request = make_request(f"{step}-{number}-0-0", 4, adapter=BROKEN if kind == "adapter" else None)
+            embeds = PromptEmbeds("float32", bytes(16), bytes(4 * ROW_DIGEST_BYTES)) if kind == "embeds" else None
+            assert harness.offer(replace(request, prompt_embeds=embeds)) is None
+        if harness.plan() is None:  # the first needs the adapter in its slot
+            for wait in harness.scheduler.take_adapter_loads():
+                harness.worker.adapters[0] = BROKEN.digest
+                harness.scheduler.on_adapter(wait, None)
+        fail(harness)
+    assert not harness.scheduler.has_unfinished()
+
+
+def test_a_dead_device_shows_beside_requests_with_adapters() -> None:
+    harness = Harness(max_num_seqs=16, max_num_batched_tokens=512, max_adapters=1, max_adapters_on_host=1)
+    assert harness.offer(make_request("adapted-0-0", 4, adapter=BROKEN)) is None
+    harness.plan()
+    [wait] = harness.scheduler.take_adapter_loads()
+    harness.worker.adapters[0] = BROKEN.digest
+    harness.scheduler.on_adapter(wait, None)
+    for number in range(2):
+        harness.add(f"0-{number}-0-0", 4)
+    fail(harness)
+    for number in range(3):
+        harness.add(f"1-{number}-0-0", 4)
+    with pytest.raises(EngineError, match="the last 6 requests"):
+        fail(harness)
 
 
 def test_one_usable_value_refutes_it() -> None:
