@@ -38,6 +38,7 @@ class AdapterSlots:
         self._uses: Counter[int] = Counter()  # running requests, by slot
         self._order: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))  # slots, by their last use
         self._on_host: OrderedDict[bytes, None] = OrderedDict()  # digests, by their last use
+        self._useless: set[bytes] = set()  # digests that failed, of which workers may hold parts all the same
         self._loading: dict[bytes, AdapterWait] = {}  # by digest
         self._placing: set[int] = set()  # slots that loads write to
         self._new: list[AdapterWait] = []  # loads that nobody has started yet
@@ -133,11 +134,12 @@ class AdapterSlots:
         self._placing.discard(slot)
         if not is_there:
             self._on_host.pop(digest, None)
+            self._useless.add(digest)
             if slot >= 0:
                 self._slots[slot] = None
 
     def _load(self, adapter: Adapter, slot: int) -> AdapterWait:
-        dropped = []
+        dropped, self._useless = sorted(self._useless), set()
         if adapter.digest not in self._on_host:
             while len(self._on_host) >= self._num_on_host and (oldest := self._oldest_on_host()) is not None:
                 del self._on_host[oldest]

@@ -62,6 +62,11 @@ class HeldRequests:
         """The sum of `num_new_tokens` of those that wait or load."""
         return self.waiting.num_new_tokens + self.loading.num_new_tokens
 
+    @property
+    def num_waiting_bytes(self) -> int:
+        """The memory that those take which wait or load."""
+        return self.waiting.held.total + self.loading.held.total
+
     def add(self, request: Request) -> None:
         """Queues a new request."""
         self.by_id[request.request_id] = request

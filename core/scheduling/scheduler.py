@@ -209,7 +209,7 @@ class Scheduler:
             num_waiting=self._held.num_waiting,
             num_free_slots=num_free_slots,
             num_waiting_tokens=self._held.num_new_tokens,
-            num_waiting_bytes=self._held.waiting.held.total,
+            num_waiting_bytes=self._held.num_waiting_bytes,
             running=self._held.running,
             now=now,
         )

@@ -166,6 +166,31 @@ def test_a_load_that_fails_ends_the_requests_that_wait_for_it_and_no_others() ->
     assert harness.streams["c"].finish_reason is FinishReason.LENGTH
 
 
+def test_workers_drop_what_they_read_of_an_adapter_that_failed() -> None:
+    harness = AdapterHarness(at_once=False)
+    for number in (1, 2):
+        harness.add(str(number), 4, adapter=adapter(number))
+        harness.plan()
+        harness.finish("one rank has no such layer" if number == 1 else None)
+        harness.run()
+    assert harness.started == [("name 1", 0, []), ("name 2", 1, [b"\x01"])]
+
+
+def test_what_waits_for_an_adapter_counts_in_the_bytes_of_the_queue() -> None:
+    harness = AdapterHarness(max_adapters=1, at_once=False, max_num_seqs=2, max_num_queued_bytes=5000)
+    for name in ("runs first", "waits"):
+        harness.add(name, 60, adapter=adapter(1))
+    harness.plan()  # both wait for the load
+    assert harness.scheduler.stats().num_waiting == 2
+    harness.add("plain", 4)
+    failure = harness.offer(make_request("too much", 4))
+    assert failure is not None
+    assert (failure.kind, failure.limit) == ("overloaded", "max_num_queued_bytes")
+    harness.finish()
+    harness.run()
+    assert harness.offer(make_request("now there is room", 4)) is None
+
+
 def test_a_new_version_under_an_old_name_shares_nothing_with_it() -> None:
     harness = AdapterHarness(max_adapters=2)
     old, new = Adapter("name", "/a", b"old"), Adapter("name", "/a", b"new")
