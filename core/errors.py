@@ -12,6 +12,7 @@ QuireError
 ├── TokenizerError         the checkpoint's own tokenizer failed on a text (500)
 ├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
 └── EngineError            the engine failed while it held the request (500)
+    ├── WorkerCallError    a worker could not do what it was called for, and goes on (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
         ├── PeerLostError  it could not go on without another engine or worker
         ├── HostLostError  one of its hosts is gone; the next engine waits for the host
@@ -77,6 +78,10 @@ class UnavailableError(QuireError):
 
 class EngineError(QuireError):
     """The engine failed while it held the request."""
+
+
+class WorkerCallError(EngineError):
+    """A worker could not do what it was called for. It goes on."""
 
 
 class EngineDeadError(EngineError):

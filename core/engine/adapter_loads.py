@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from quire.core.errors import EngineError
+from quire.core.errors import EngineError, WorkerCallError
 from quire.core.scheduling.adapter_slots import AdapterWait
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.adapters import LOAD_ADAPTER, Adapter, LoadedAdapter
@@ -27,7 +27,7 @@ class AdapterLoads:
         self._scheduler = scheduler
         self._call = call
         self._on_end = on_end
-        self._running: dict[AdapterWait, asyncio.Task[str | None]] = {}
+        self._running: dict[AdapterWait, asyncio.Task[str | EngineError | None]] = {}
 
     def start(self) -> None:
         """Starts the loads that have become necessary. Call it when all plans have been sent."""
@@ -35,19 +35,28 @@ class AdapterLoads:
             self._running[wait] = asyncio.create_task(self._load(wait))
 
     async def prepare(self, adapter: Adapter) -> str | None:
-        """Loads an adapter into the host's memory. Returns the reason why it cannot be used; None if it can."""
+        """Loads an adapter into the host's memory. Returns the reason why it cannot be used; None if it can.
+
+        Raises EngineError if the engine ends meanwhile.
+        """
         wait = self._scheduler.prefetch_adapter(adapter)
         self.start()
-        return await asyncio.shield(self._running[wait])
+        end = await asyncio.shield(self._running[wait])
+        if isinstance(end, EngineError):
+            raise end
+        return end
 
-    async def _load(self, wait: AdapterWait) -> str | None:
+    async def _load(self, wait: AdapterWait) -> str | EngineError | None:
+        """Returns the reason why the adapter cannot be used, if any, or the error with which the engine ends."""
         assert wait.load is not None
         decoder = msgspec.msgpack.Decoder(LoadedAdapter)
         try:
             answers = await self._call(LOAD_ADAPTER, msgspec.msgpack.encode(wait.load))
             error = _fault([decoder.decode(answer) for answer in answers])
-        except EngineError as failure:  # a worker has ended, which the engine learns from its steps too
+        except WorkerCallError as failure:
             error = str(failure)
+        except EngineError as failure:  # the requests that wait are not at fault: the next engine gets them
+            return failure
         del self._running[wait]
         if error is not None:
             error = f"The adapter {wait.load.adapter.name!r} ({wait.load.adapter.path}) cannot be used: {error}"

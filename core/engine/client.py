@@ -204,7 +204,8 @@ class EngineClient:
         """Loads an adapter into the memory of all engines' hosts, so that it is there when a request comes.
 
         Raises:
-            EngineError: it does not fit the model, or cannot be read; EngineDeadError if the engines are gone for good.
+            ParameterError: it does not fit the model, or cannot be read.
+            EngineError: an engine ended meanwhile; EngineDeadError if all are gone for good.
         """
         await self.start()
         self.check_health()

@@ -60,7 +60,7 @@ class Executor(Protocol):
     async def call(self, name: str, payload: bytes) -> list[bytes]:
         """Runs a `WorkerCall` on every worker between steps, and returns the answers by rank.
 
-        Raises EngineError when a worker fails at it, or ends.
+        Raises WorkerCallError when a worker fails at it, or another EngineError when one ends.
         """
 
     async def close(self, *, hung: bool) -> None:

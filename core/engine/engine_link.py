@@ -12,7 +12,7 @@ from quire.core.engine.engine_clock import EngineClock
 from quire.core.engine.engine_handle import EngineHandle
 from quire.core.engine.pending_answers import PendingAnswers
 from quire.core.engine.sent_grammars import SentGrammars
-from quire.core.errors import EngineError
+from quire.core.errors import EngineError, ParameterError
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.wire import protocol
 from quire.core.wire.adapters import Adapter
@@ -108,8 +108,11 @@ class EngineLink:
 
     async def prepare_adapter(self, adapter: Adapter) -> None:
         self.engine.check_alive()
-        if self.engine.is_ready:  # else the next engine loads it with the first request
-            await self._ask(lambda call_id: protocol.PrepareAdapter(call_id, adapter))
+        if not self.engine.is_ready:
+            return  # the next engine loads it with the first request
+        faults = await self._ask(lambda call_id: protocol.PrepareAdapter(call_id, adapter))
+        if faults:
+            raise ParameterError(faults[0].decode(), param="lora_path")
 
     async def _ask(self, question: Callable[[int], protocol.EngineInput]) -> list[bytes]:
         """Sends a numbered question, and returns the answer. Raises EngineError after a failure."""

@@ -281,10 +281,14 @@ class EngineProcess:
 
     async def _prepare_adapter(self, frontend: bytes, wanted: protocol.PrepareAdapter) -> None:
         assert self._engine is not None, "a frontend asks only after EngineReady"
-        error: str | None = _NO_ADAPTERS
-        if self._config.limits.max_adapters:
-            error = await self._engine.adapters.prepare(wanted.adapter)
-        self._send(frontend, protocol.WorkersAnswered(wanted.call_id, [], error=error))
+        fault: str | None = _NO_ADAPTERS
+        try:
+            if self._config.limits.max_adapters:
+                fault = await self._engine.adapters.prepare(wanted.adapter)
+            answer = protocol.WorkersAnswered(wanted.call_id, [] if fault is None else [fault.encode()])
+        except EngineError as error:
+            answer = protocol.WorkersAnswered(wanted.call_id, [], error=str(error))
+        self._send(frontend, answer)
 
     # ----------------------------------------------------------------------------------------------------- outbox
 

@@ -289,7 +289,10 @@ class Profiled(Struct, array_like=True, tag="profiled"):
 
 
 class WorkersAnswered(Struct, array_like=True, tag="workers_answered"):
-    """The workers' answers to `CallWorkers`, by rank; empty after an error, and for `PrepareAdapter`."""
+    """The workers' answers to `CallWorkers`, by rank; empty after an error.
+
+    For `PrepareAdapter`, the reason in UTF-8 why the adapter cannot be used, if there is one.
+    """
 
     call_id: int
     results: list[bytes]

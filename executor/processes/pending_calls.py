@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from quire.core.errors import EngineError
+from quire.core.errors import EngineError, WorkerCallError
 from quire.core.wire.protocol import WorkerAnswer, WorkerCall
 
 
@@ -44,7 +44,7 @@ class PendingCalls:
         answers.sort(key=lambda each: msgspec.structs.astuple(each.rank))
         errors = [f"Worker {each.rank}: {each.error}" for each in answers if each.error is not None]
         if errors:
-            future.set_exception(EngineError(errors[0]))
+            future.set_exception(WorkerCallError(errors[0]))
         else:
             future.set_result([each.result for each in answers])
 

@@ -5,7 +5,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from quire.core.engine.client import EngineClient
-from quire.core.errors import ConfigError, EngineDeadError, EngineError, NotFoundError, ParameterError, QuireError
+from quire.core.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    NotFoundError,
+    ParameterError,
+    QuireError,
+    UnavailableError,
+)
 from quire.core.logging import get_logger
 from quire.core.wire.adapters import Adapter
 from quire.frontend.checkpoint.adapters import AdapterChoice, AdapterModule, LoRARequest, ServedAdapter, find_adapter
@@ -13,6 +21,8 @@ from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.requests.adapter_resolvers import LoRAResolver
 
 logger = get_logger(__name__)
+
+_RETRY_SECONDS = 1.0  # in which the next engine may begin its start
 
 
 class Adapters:
@@ -51,19 +61,34 @@ class Adapters:
         except (ParameterError, NotFoundError) as error:
             raise ConfigError(f"--lora-modules: {error}") from None
 
-    async def load(self, name: str, path: str, *, in_place: bool = False, parent: str | None = None) -> ServedAdapter:
+    async def load(
+        self,
+        name: str,
+        path: str,
+        *,
+        in_place: bool = False,
+        unless_served: bool = False,
+        parent: str | None = None,
+    ) -> ServedAdapter:
         """Serves the adapter in a folder under a name, once it is in the memory of the engines' hosts.
 
         Requests that run go on with the version that they began with.
 
+        Args:
+            in_place: it may replace one of the same name.
+            unless_served: one of the same name stays, and is returned.
+
         Raises:
             ParameterError: the name is taken, or the adapter does not fit the model.
             NotFoundError: there is no adapter.
+            UnavailableError: an engine ended meanwhile.
         """
         async with self._locks[name]:
             names = self._model.adapters
             if names is None:
                 raise ParameterError("The server takes no adapters; start it with --enable-lora.", param="lora_name")
+            if unless_served and (served := names.find(name)) is not None:
+                return served  # another request has brought it meanwhile
             names.check_new(name, in_place=in_place)
             adapter = await asyncio.to_thread(find_adapter, name, path)
             await self._prepare(adapter)
@@ -139,7 +164,7 @@ class Adapters:
                 logger.exception("a resolver failed to look for the adapter %s", name)
                 continue
             if found is not None:
-                return await self.load(name, found.lora_path, in_place=True, parent=found.base_model_name)
+                return await self.load(name, found.lora_path, unless_served=True, parent=found.base_model_name)
         return None
 
     async def _prepare(self, adapter: Adapter) -> None:
@@ -148,4 +173,6 @@ class Adapters:
         except EngineDeadError:
             raise
         except EngineError as error:
-            raise ParameterError(str(error), param="lora_path") from None
+            raise UnavailableError(
+                f"The adapter {adapter.name!r} is not loaded: {error} Try again.", retry_after_seconds=_RETRY_SECONDS
+            ) from None

@@ -1,0 +1,76 @@
+"""Adapters that requests use, while engines end and requests come together."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.core.errors import EngineDeadError, EngineError, ParameterError, QuireError, UnavailableError
+from quire.core.wire.adapters import CONFIG_NAME, WEIGHTS_NAMES, Adapter
+from quire.frontend.checkpoint.adapters import AdapterNames, LoRARequest
+from quire.frontend.requests.adapters import Adapters
+
+
+class Engines:
+    """Engines' client that only prepares adapters, or fails."""
+
+    def __init__(self, error: QuireError | None = None) -> None:
+        self.error = error
+        self.prepared: list[str] = []
+
+    async def prepare_adapter(self, adapter: Adapter) -> None:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        self.prepared.append(adapter.name)
+
+
+class Resolver:
+    """Finds each name in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest:
+        return LoRARequest(lora_name, 1, str(self._folder))
+
+
+def adapters(engines: Engines, *resolvers: Resolver) -> Adapters:
+    model: Any = SimpleNamespace(name="base", adapters=AdapterNames(["base"], resolves=bool(resolvers)))
+    client: Any = engines
+    return Adapters(model, client, resolvers=resolvers)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (CONFIG_NAME, WEIGHTS_NAMES[0]):
+        (tmp_path / name).write_bytes(b"{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ParameterError("rank 99", param="lora_path"), ParameterError),
+        (EngineError("The engine ended before its workers answered."), UnavailableError),
+        (EngineDeadError("gone"), EngineDeadError),
+    ],
+)
+def test_an_adapter_is_not_blamed_for_an_engine_that_ends(folder: Path, error: QuireError, kind: type) -> None:
+    place = adapters(Engines(error))
+    with pytest.raises(kind, match=str(error)) as found:
+        asyncio.run(place.load("a", str(folder)))
+    assert type(found.value) is kind
+
+
+def test_requests_that_come_together_bring_an_adapter_once(folder: Path) -> None:
+    engines = Engines()
+    place = adapters(engines, Resolver(folder))
+
+    async def together() -> list[Adapter | None]:
+        return await asyncio.gather(*(place.resolve("a") for _ in range(5)))
+
+    assert len({each.digest for each in asyncio.run(together()) if each is not None}) == 1
+    assert engines.prepared == ["a"]
