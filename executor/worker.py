@@ -111,7 +111,7 @@ class Worker:
         self._sequences = context_parallel(config, group, context_group)
         self.peers = lockstep
         self.adapters: Adapters | None = None
-        self._adapter_limits = adapter_limits or _limits_of(config)
+        self._adapter_limits = adapter_limits or AdapterLimits.of(config.adapters)
         self._adapter_loader: AdapterLoader | None = None
         self._num_host_pages = num_host_pages
         self._device = device_of(config, rank)
@@ -337,9 +337,3 @@ class Worker:
         recording.
         """
         return self._profile is not None and self._profile.is_running and self._device.type == "cpu"
-
-
-def _limits_of(config: EngineConfig) -> AdapterLimits | None:
-    """Returns the adapters that a model of `config` has memory for; None: it takes none."""
-    options = config.adapters
-    return None if options is None else AdapterLimits(options.max_adapters, options.max_rank, options.targets)

@@ -17,6 +17,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.wire.inspection import LoadPlan, RankPlan
 from quire.executor.backends import bind
+from quire.executor.layers.adapters import AdapterLimits
 from quire.executor.layers.context import ModelContext
 from quire.executor.memory.dry_build import ShapeReader, dry_build, dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, device_memory
@@ -106,7 +107,8 @@ def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
         else:
             with stored_tensors(config, is_quantized=method is not None) as stored, torch.inference_mode():
                 reader = ShapeReader(getattr(torch, config.spec.dtype), stored)
-                context = ModelContext.of(config, ops, group, device, reader)
+                limits = AdapterLimits.of(config.adapters)
+                context = ModelContext.of(config, ops, group, device, reader, adapters=limits)
                 stages = dry_stages(config, context)
                 weights_bytes = held_bytes(stages[rank.pipeline])
         memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.core.config.lora import AdapterOptions
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, StoredRows
@@ -30,6 +31,11 @@ class AdapterLimits(NamedTuple):
     num_adapters: int
     max_rank: int
     targets: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, options: AdapterOptions | None) -> "AdapterLimits | None":
+        """Returns the adapters that a model has memory for by `EngineConfig.adapters`; None: it takes none."""
+        return None if options is None else cls(options.max_adapters, options.max_rank, options.targets)
 
 
 class AdapterWeight(NamedTuple):
@@ -121,6 +127,8 @@ class LayerAdapters:
         a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
         ranks = place.zeros(num_adapters, dtype=torch.int64)
         self._weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes), ranks)
+        if not place.has_memory:
+            self._add_factors()  # so that the memory for those of a later adapter is counted
         self.is_used = False
 
     @property
@@ -143,7 +151,7 @@ class LayerAdapters:
         """Returns this rank's part of an adapter's weight for the layer with a number, its low-rank part in `dtype`.
 
         Raises:
-            ModelLoadError: it has another shape than the layer.
+            ModelLoadError: it has another shape than the layer, or values that are no numbers.
         """
         base = self.bases[number]
         self._check(base, weight)
@@ -155,17 +163,21 @@ class LayerAdapters:
         if part.shard.dim == 0:
             own = slice(part.shard.start, part.shard.stop)
             b, factor, shift = b[own], factor if factor is None else factor[own], shift if shift is None else shift[own]
-        return PreparedWeight(self, number, a.to(dtype), b.T.to(dtype).contiguous(), factor, shift)
+        prepared = PreparedWeight(self, number, a.to(dtype), b.T.to(dtype).contiguous(), factor, shift)
+        if not all(each is None or torch.isfinite(each).all() for each in prepared[2:]):
+            raise ModelLoadError(
+                f"The adapter's weights for {part.name} are NaN or infinite, or become so in "
+                f"{str(dtype).removeprefix('torch.')} (--lora-dtype); train or save it again."
+            )
+        return prepared
 
     def put(self, adapter: int, weight: PreparedWeight) -> None:
         """Copies a prepared weight to an adapter's place."""
         self.is_used = True
         if (weight.factor is not None or weight.shift is not None) and self._weights.factors is None:
-            shape = len(self._weights.a), sum(self._weights.sizes)
-            self._weights = self._weights._replace(
-                factors=self._place.zeros(*shape, dtype=torch.float32).fill_(1),
-                shifts=self._place.zeros(*shape, dtype=torch.float32),
-            )
+            self._add_factors()
+            assert self._weights.factors is not None
+            self._weights.factors.fill_(1)
         a, b, sizes, ranks, factors, shifts = self._weights
         rank, start, size = len(weight.a), sum(sizes[: weight.number]), weight.b.shape[1]
         first = weight.number * self._place.limits.max_rank
@@ -186,6 +198,11 @@ class LayerAdapters:
         if self._weights.factors is not None and self._weights.shifts is not None:
             self._weights.factors[adapter] = 1
             self._weights.shifts[adapter] = 0
+
+    def _add_factors(self) -> None:
+        shape = len(self._weights.a), sum(self._weights.sizes)
+        factors, shifts = (self._place.zeros(*shape, dtype=torch.float32) for _ in range(2))
+        self._weights = self._weights._replace(factors=factors, shifts=shifts)
 
     def _check(self, base: BaseLayer, weight: AdapterWeight) -> None:
         a, b, part, needed = weight.a, weight.b, base.part, base.in_features
@@ -224,9 +241,14 @@ class Adapters:
         """Returns another place for the same adapters, whose weights are on torch's meta device."""
         return Adapters(self.limits, self.ops, self._dtype, torch.device("meta"))
 
+    @property
+    def has_memory(self) -> bool:
+        """False for a place whose weights are only counted."""
+        return self._device.type != "meta"
+
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Returns zeros on the device, in `dtype` or else the model's."""
-        make = torch.empty if self._device.type == "meta" else torch.zeros
+        make = torch.zeros if self.has_memory else torch.empty
         return make(shape, dtype=dtype or self._dtype, device=self._device)
 
     # ------------------------------------------------------------------------------------------------------- layers

@@ -60,6 +60,7 @@ def check_against_workers(config: EngineConfig) -> LoadPlan:
             {},
         ),
         ("qwen3", {"model_impl": "transformers"}, {}),
+        ("qwen3", {"enable_lora": True, "max_loras": 3, "tensor_parallel_size": 2}, {}),
     ],
 )
 def test_the_figures_are_those_of_the_workers(

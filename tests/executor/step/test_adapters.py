@@ -315,7 +315,23 @@ def test_the_memory_plan_counts_the_adapters(folder: Path) -> None:
     layer = (3 * hidden + queries + 2 * keys) + (queries + hidden) + (2 * hidden + 2 * inner) + (inner + hidden)
     sizes = spec.num_layers * layer + hidden + vocab
     ranks = (4 * spec.num_layers + 1) * 8  # of each adapter in each product
-    assert with_adapters - plain == LIMITS.num_adapters * (LIMITS.max_rank * sizes * 4 + ranks)
+    factors = 2 * 4 * (spec.num_layers * (queries + 2 * keys + hidden + 2 * inner + hidden) + vocab)  # and shifts
+    assert with_adapters - plain == LIMITS.num_adapters * (LIMITS.max_rank * sizes * 4 + ranks + factors)
+
+
+def test_weights_that_are_no_numbers_are_refused(adapted: AdaptedWorker) -> None:
+    """The tokens of such an adapter would be NaN, as those of a broken device are."""
+    place = adapted.worker.adapters
+    assert place is not None
+    name = "model.layers.0.mlp.down_proj"
+    [base] = [base for layer in place.layers for base in layer.bases if base.part.name == name]
+    a, b = torch.zeros(4, base.in_features), torch.zeros(base.part.out_features, 4)
+    for bad in (torch.nan, torch.inf, 1e39):
+        wrong = b.double().fill_(bad)
+        with pytest.raises(ModelLoadError, match=rf"weights for {name} are NaN or infinite, or become so in float32"):
+            place.prepare({name: AdapterWeight(a, wrong)})
+    with pytest.raises(ModelLoadError, match="or become so in float16"):
+        place.prepare({name: AdapterWeight(a, b + 70_000)}, torch.float16)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_with_the_layers_name(adapted: AdaptedWorker) -> None:
