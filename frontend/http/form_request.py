@@ -8,6 +8,7 @@ from litestar.exceptions import InternalServerException
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
 from quire.core.errors import ParameterError
+from quire.frontend.http.body_budget import release_charge
 from quire.frontend.http.errors import ClientGoneError, MediaTypeError
 from quire.frontend.http.json_request import IGNORED, JsonRequest
 from quire.frontend.requests.deadline import HEADER, limit_time
@@ -120,6 +121,8 @@ async def read_form(
         raise ClientGoneError("The client closed the connection while sending its request.") from None
     except MultipartError as error:
         raise ParameterError(f"The request body is no valid form ({error}).") from None
+    finally:
+        release_charge(request.scope)
     body = json.dumps(_as_values(form.fields, kind)).encode()
     value, ignored = request.reader.read(body, kind)
     limit_time(request.headers.get(HEADER.lower()), getattr(value, "timeout", None))

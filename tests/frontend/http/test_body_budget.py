@@ -4,9 +4,14 @@ import os
 from typing import Any
 
 import pytest
+from litestar import Litestar, post
+from litestar.testing import TestClient
+from msgspec import Struct
 
 from quire.core.errors import ConfigError, OverloadedError
 from quire.frontend.http.body_budget import FREE_BYTES, BodyBudget, release_charge
+from quire.frontend.http.form_request import read_form
+from quire.frontend.http.json_request import BodyReader, JsonRequest
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.tally import Holdings, Tally, memory_of_holdings
 
@@ -34,6 +39,46 @@ def test_bodies_take_and_give_back() -> None:
     second.attach(scope)
     release_charge(scope)
     assert budget.held.total == 0
+
+
+class Form(Struct):
+    """Fields of a form."""
+
+    model: str
+
+
+def test_a_form_gives_back_what_it_took_before_it_is_answered() -> None:
+    """A transcription takes long; its body is read by then."""
+    budget, held = BodyBudget(2**20, Tally()), []
+
+    class FormRequest(JsonRequest):
+        reader = BodyReader(strict=False)
+
+    @post("/")
+    async def answer(request: FormRequest) -> None:
+        held.append(budget.held.total)
+        fields, file = await read_form(request, Form, max_file_bytes=2**20, limit="LIMIT")
+        assert (fields.model, len(file.data)) == ("m", 300_000)
+        held.append(budget.held.total)
+
+    served = Litestar([answer], request_class=FormRequest)
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        charge = budget.charge()
+
+        async def counting() -> Any:
+            message = await receive()
+            charge.add(len(message.get("body", b"")))
+            held.append(budget.held.total)
+            return message
+
+        charge.attach(scope)
+        await served(scope, receive if scope["type"] == "lifespan" else counting, send)
+
+    files = {"file": ("a.wav", bytes(300_000))}
+    assert TestClient(counted).post("/", data={"model": "m"}, files=files).status_code == 201  # type: ignore[arg-type]
+    assert max(held) > 200_000
+    assert held[-1] == 0
 
 
 def test_servers_share_a_tally_and_an_ended_one_has_nothing() -> None:
