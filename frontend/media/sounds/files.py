@@ -16,6 +16,8 @@ _RATES = range(1000, 768_001)
 """Samples a second that a file may state. Others are damaged headers."""
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000)
 """Sizes in WAV headers of programs that wrote to a pipe, and did not know the size."""
+_LOUDEST = 2.0**32
+"""Largest magnitude of a sample: that of any integers which were not scaled. With 10**19, features are NaN."""
 _MOST_SECONDS_MISSING = 1.0
 """Seconds by which a container may overstate its length."""
 
@@ -46,12 +48,12 @@ class Samples:
         self._size = size
 
     def taken(self) -> np.ndarray:
-        """All samples. Raises MediaError if there are none, or not all are numbers."""
+        """All samples. Raises MediaError if there are none, or not all are numbers of a sensible size."""
         samples = self._buffer[: self._size]
         if not len(samples):
             raise MediaError("holds no sound")
-        if not np.isfinite(samples).all():
-            raise MediaError("holds samples that are NaN or infinite")
+        if not (samples.min() >= -_LOUDEST and samples.max() <= _LOUDEST):
+            raise MediaError("holds samples that are NaN or infinite, or far beyond the range from -1 to 1")
         return samples
 
 

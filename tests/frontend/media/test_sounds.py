@@ -112,10 +112,11 @@ def test_a_file_that_is_cut_off_or_none_is_refused() -> None:
             read_file(data, RATE, 10)
     with pytest.raises(MediaError, match="has no sound in it"):
         read_file(_video(), RATE, 10)
-    nan = samples.copy()
-    nan[7] = np.nan
-    with pytest.raises(MediaError, match="NaN"):
-        read_file(written(nan, "WAV", subtype="FLOAT"), RATE, 10)
+    for value in (np.nan, -np.inf, 1e20):  # the last one's features would be NaN
+        wrong = samples.copy()
+        wrong[7] = value
+        with pytest.raises(MediaError, match="NaN or infinite, or far beyond"):
+            read_file(written(wrong, "WAV", subtype="FLOAT"), RATE, 10)
 
 
 def _video() -> bytes:
