@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from quire.core.errors import EngineError, WorkerCallError
+from quire.core.logging import get_logger
 from quire.core.scheduling.adapter_slots import AdapterWait
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.adapters import LOAD_ADAPTER, Adapter, LoadedAdapter
 from quire.core.wire.protocol import RequestDelta
+
+logger = get_logger(__name__)
 
 CallWorkers = Callable[[str, bytes], Awaitable[list[bytes]]]
 
@@ -59,9 +62,16 @@ class AdapterLoads:
             return failure
         del self._running[wait]
         if error is not None:
-            error = f"The adapter {wait.load.adapter.name!r} ({wait.load.adapter.path}) cannot be used: {error}"
+            adapter = wait.load.adapter
+            logger.warning("the adapter %s (%s) cannot be used: %s", adapter.name, adapter.path, error)
+            error = f"The adapter {adapter.name!r} cannot be used: {_without_folder(error, adapter.path)}"
         self._on_end(self._scheduler.on_adapter(wait, error))
         return error
+
+
+def _without_folder(text: str, path: str) -> str:
+    """`text` without an adapter's folder: where it is is the operator's to know, from the log."""
+    return text.replace(f"{path}/", "").replace(path, "its folder")
 
 
 def _fault(answers: Sequence[LoadedAdapter]) -> str | None:

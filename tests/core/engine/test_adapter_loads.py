@@ -48,13 +48,21 @@ def test_requests_outlive_an_engine_that_ends_while_it_loads_their_adapter() -> 
     assert harness.scheduler.has_unfinished()  # the next engine gets it
 
 
-@pytest.mark.parametrize("answer", [LoadedAdapter("no such layer"), WorkerCallError("no such layer")])
-def test_requests_end_with_a_load_that_fails(answer: LoadedAdapter | Exception) -> None:
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (LoadedAdapter("no such layer"), "no such layer"),
+        (WorkerCallError("no such layer"), "no such layer"),
+        (LoadedAdapter("/folder has no b; see '/folder/a'."), "its folder has no b; see 'a'."),
+    ],
+)
+def test_requests_end_with_a_load_that_fails(answer: LoadedAdapter | Exception, why: str) -> None:
+    """The clients are not told where the adapter is."""
     harness = waiting()
     [delta] = asyncio.run(load(harness, answer))
     assert delta.failure is not None
     assert delta.failure.kind == "invalid"
-    assert delta.failure.message == "The adapter 'name' (/folder) cannot be used: no such layer"
+    assert delta.failure.message == f"The adapter 'name' cannot be used: {why}"
     assert not harness.scheduler.has_unfinished()
 
 
