@@ -1,6 +1,7 @@
 """Asks helper processes to decode media, and says what went wrong in terms of the request."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -51,8 +52,19 @@ class MediaDecoder:
         program = HelperProgram(_HELPER, setup, msgspec.msgpack.Decoder(MediaAnswer))
         self._pool: HelperPool[MediaAnswer] = HelperPool(program, max_helpers=MAX_HELPERS)
 
-    async def ask(self, question: MediaQuestion, answer_type: type[A], *, num_bytes: int, param: str) -> A:
+    async def ask(
+        self,
+        question: MediaQuestion,
+        answer_type: type[A],
+        *,
+        num_bytes: int,
+        param: str,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> A:
         """The answer to a question about `num_bytes` of data, which the request has in `param`.
+
+        Args:
+            on_begin: called when a helper begins.
 
         Raises:
             ParameterError: the data cannot be decoded within the limits; `param` names the field.
@@ -60,7 +72,7 @@ class MediaDecoder:
         """
         for attempt in range(2):
             try:
-                answer = await self._ask(question, num_bytes, param)
+                answer = await self._ask(question, num_bytes, param, on_begin)
                 break
             except HelperKilled:
                 logger.warning("somebody ended the helper that decoded %s", param)
@@ -75,9 +87,12 @@ class MediaDecoder:
         assert isinstance(answer, answer_type)
         return answer
 
-    async def _ask(self, question: MediaQuestion, num_bytes: int, param: str) -> MediaAnswer:
+    async def _ask(
+        self, question: MediaQuestion, num_bytes: int, param: str, on_begin: Callable[[], None]
+    ) -> MediaAnswer:
         """Asks a helper of the pool, and ends it if it has become large."""
         async with self._pool.helper(num_bytes // _BYTES_PER_TICKET, current_owner()) as helper:
+            on_begin()
             answer = await self._ask_helper(helper, question, param)
             if answer.is_large:
                 helper.kill()

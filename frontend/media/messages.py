@@ -81,6 +81,7 @@ class ReadyImage(Struct, array_like=True, tag="ready_image"):
     num_rows: int  # tokens of the text that the tower makes rows for
     facts: dict[str, Array]  # see `MediaItem`
     arrays: dict[str, Array]
+    digest: bytes  # of all that the tower reads
     is_large: bool = False
 
 

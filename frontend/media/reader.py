@@ -15,6 +15,7 @@ from quire.core.config.multimodal import MultimodalConfig
 from quire.core.errors import ParameterError
 from quire.core.logging import get_logger
 from quire.core.wire.media import Array, Modality
+from quire.frontend.keys.caller import current_owner
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.messages import DescribeImages, ImageFacts, ReadImage, ReadyImage
 from quire.frontend.media.sources import Content, MediaPart, Sources
@@ -23,12 +24,17 @@ logger = get_logger(__name__)
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json", "config.json")
 _GIB = 2**30
+_AT_ONCE = 4
+"""Items of one prompt that are fetched and decoded at the same time: the file of one may be large."""
+_INLINE_BYTES = 2**20
+"""Longer contents are hashed in a thread (a millisecond for so many bytes)."""
 
 
 class ReadItem(Struct, frozen=True):
     """An item of a prompt, as the tower reads it.
 
     Attributes:
+        digest: of what the tower reads, whatever the client calls the item.
         text: replaces the placeholder in the prompt.
         num_rows: tokens of the text that the tower makes rows for.
     """
@@ -50,21 +56,29 @@ class MediaReader:
         config: what may be read.
         decoder: decodes items, in another process.
         kinds: what the engine's model reads; it is known once the engine has started.
+        max_rows: the most tokens of a prompt, once the engine has started.
     """
 
     def __init__(
-        self, folder: str, config: MultimodalConfig, decoder: MediaDecoder, kinds: Callable[[], Sequence[Modality]]
+        self,
+        folder: str,
+        config: MultimodalConfig,
+        decoder: MediaDecoder,
+        kinds: Callable[[], Sequence[Modality]],
+        *,
+        max_rows: Callable[[], int],
     ) -> None:
         self._folder = folder
         self._config = config
         self._decoder = decoder
         self._kinds = kinds
+        self._max_rows = max_rows
         self._sources = Sources(config)
         self._options = config.mm_processor_kwargs or {}
         self._max_pixels = int(envs.read_float("MAX_IMAGE_PIXELS"))
         self._settings: bytes | None = None
         self._facts: ImageFacts | None = None
-        self._running: dict[bytes, asyncio.Task[ReadyImage]] = {}
+        self._running: dict[bytes, _Work] = {}  # by name, as in the cache
         self._cache = _Cache(int(config.mm_processor_cache_gb * _GIB))
 
     @property
@@ -114,50 +128,111 @@ class MediaReader:
         """
         self.check(parts)
         await self.facts()
-        return list(await asyncio.gather(*(self._read(part) for part in parts)))
+        room, num_rows = asyncio.Semaphore(_AT_ONCE), 0
+
+        async def read(part: MediaPart) -> ReadItem:
+            nonlocal num_rows
+            async with room:
+                item = await self._read(part)
+            num_rows += item.num_rows
+            if num_rows > (most := self._max_rows()):
+                raise part.refusal(
+                    f"is too much: the prompt's items have {num_rows} tokens or more, and a prompt has {most} at most"
+                )
+            return item
+
+        try:
+            async with asyncio.TaskGroup() as group:  # the first error ends the others
+                tasks = [group.create_task(read(part)) for part in parts]
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _read(self, part: MediaPart) -> ReadItem:
         content = None
         if part.uuid is None:
             content = await self._sources.read(part)
-        digest = self._digest(part, content)
-        made = self._cache.get(digest)
+        if content is not None and len(content.data) > _INLINE_BYTES:
+            name = await asyncio.to_thread(self._name, part, content)
+        else:
+            name = self._name(part, content)
+        made = self._cache.get(name)
         if made is None:
             if part.source is None:
                 raise part.refusal(f"has nothing but the uuid {part.uuid!r}, under which this server has no item")
-            made = await self._process(part, content or await self._sources.read(part), digest)
-        return ReadItem(part.modality, part.param, digest, made.text, made.num_rows, made.facts, made.arrays)
+            made = await self._process(part, content or await self._sources.read(part), name)
+        return ReadItem(part.modality, part.param, made.digest, made.text, made.num_rows, made.facts, made.arrays)
 
-    async def _process(self, part: MediaPart, content: Content, digest: bytes) -> ReadyImage:
-        task = self._running.get(digest)
-        if task is None:
-            task = self._running[digest] = asyncio.create_task(self._ask(part, content))
-            task.add_done_callback(lambda done: self._on_processed(digest, done))
-        return await asyncio.shield(task)  # other requests may wait for the same task
+    async def _process(self, part: MediaPart, content: Content, name: bytes) -> ReadyImage:
+        work = self._running.get(name)
+        if work is None:
+            work = self._running[name] = _Work(part.param)
+            work.task = asyncio.create_task(self._ask(work, content))
+            work.task.add_done_callback(lambda _: self._on_processed(name, work))
+        work.num_waiting += 1
+        try:
+            return await asyncio.shield(work.task)  # other requests may wait for the same task
+        except ParameterError as error:
+            if work.param == part.param:
+                raise
+            raise ParameterError(str(error).replace(work.param, part.param, 1), param=part.param) from None
+        finally:
+            work.num_waiting -= 1
+            if not work.num_waiting and not work.has_begun:  # a helper that has begun would end, and load again
+                self._forget(name, work)
+                work.task.cancel()
 
-    def _on_processed(self, digest: bytes, task: "asyncio.Task[ReadyImage]") -> None:
-        del self._running[digest]
-        if not task.cancelled() and task.exception() is None:
-            self._cache.put(digest, task.result())
+    def _on_processed(self, name: bytes, work: "_Work") -> None:
+        self._forget(name, work)
+        if not work.task.cancelled() and work.task.exception() is None:
+            self._cache.put(name, work.task.result())
 
-    async def _ask(self, part: MediaPart, content: Content) -> ReadyImage:
+    def _forget(self, name: bytes, work: "_Work") -> None:
+        if self._running.get(name) is work:
+            del self._running[name]
+
+    async def _ask(self, work: "_Work", content: Content) -> ReadyImage:
         question = ReadImage(content.data, content.pixels, self._max_pixels, self._options)
-        return await self._decoder.ask(question, ReadyImage, num_bytes=len(content.data), param=part.param)
+        return await self._decoder.ask(
+            question, ReadyImage, num_bytes=len(content.data), param=work.param, on_begin=work.begin
+        )
 
-    def _digest(self, part: MediaPart, content: Content | None) -> bytes:
-        """Names an item: by its content, or by the name that the client gave it; and by the processor's settings."""
+    def _name(self, part: MediaPart, content: Content | None) -> bytes:
+        """Names an item: by its content, or as the client did, among the items of its key; and by the processor's
+        settings."""
         if self._settings is None:
             self._settings = _settings_digest(self._folder, self._options)
         digest = hashlib.sha256(self._settings + part.modality.encode() + b":")
         if content is None:
-            digest.update(b"uuid:" + str(part.uuid).encode("utf-8", "surrogatepass"))
+            digest.update(b"uuid:" + msgspec.msgpack.encode(current_owner()))
+            digest.update(str(part.uuid).encode("utf-8", "surrogatepass"))
         else:
-            digest.update(b"content:" + msgspec.msgpack.encode(content.pixels) + content.data)
+            digest.update(b"content:" + msgspec.msgpack.encode(content.pixels))
+            digest.update(content.data)
         return digest.digest()
 
     def close(self) -> None:
         """Ends the processes that decode."""
         self._decoder.close()
+
+
+class _Work:
+    """An item that is being processed for those who wait for it.
+
+    Args:
+        param: the first one's name of the item.
+    """
+
+    task: "asyncio.Task[ReadyImage]"
+
+    def __init__(self, param: str) -> None:
+        self.param = param
+        self.num_waiting = 0
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Notes that a helper works on it."""
+        self.has_begun = True
 
 
 class _Cache:

@@ -114,7 +114,13 @@ class RequestIntake:
         if not config.reads_media or self._tokenizer is None:
             return None
         decoder = MediaDecoder(config.spec.path)
-        reader = MediaReader(config.spec.path, model.multimodal, decoder, lambda: self._client.ready[0].reads)
+        reader = MediaReader(
+            config.spec.path,
+            model.multimodal,
+            decoder,
+            lambda: self._client.ready[0].reads,
+            max_rows=lambda: self.limit.longest_prompt,
+        )
         return MediaPrompts(reader, self.async_tokenizer)
 
     def _prompt_reader(self, spec: ModelSpec, model: ServedModel) -> PromptReader:
