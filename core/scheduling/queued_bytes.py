@@ -45,7 +45,9 @@ def _parts(request: Request) -> Iterator[tuple[Any, int]]:
     if prompt.embeds is not None:
         num_bytes += len(prompt.embeds.rows) + len(prompt.embeds.row_digests)
     if prompt.encoder is not None:
-        num_bytes += TOKEN_BYTES * prompt.encoder.num_rows
+        features = prompt.encoder.features
+        num_bytes += TOKEN_BYTES * prompt.encoder.num_rows if features is None else len(features.values)
+    num_bytes += sum(item.num_bytes for item in prompt.media)
     yield id(prompt), num_bytes
     if grammar is not None:
         yield grammar.key, len(grammar.data)

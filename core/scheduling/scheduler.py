@@ -260,6 +260,7 @@ class Scheduler:
         if not plan.slots and not self._needs_plan_without_rows(plan):
             return None
         plan.released = self._held.take_released()
+        plan.forgotten += self._towers.take_dropped()
         if self._snapshots:
             plan.moves_after = [each.move_from(slot) for slot, each in self._snapshots if self._kv.has_pages(each)]
             self._snapshots = []
@@ -555,13 +556,15 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forgets all cached pages that no request uses. Returns True if no page is findable any more.
+        """Forgets all cached pages that no request uses, and the rows of towers. Returns True if no page is findable any
+        more.
 
         Args:
             preempt_running: take the pages of running requests too; they are computed again from their tokens.
         """
         while preempt_running and self._held.running:
             self._preempt_last()
+        self._towers.reset(self._media_in_use())
         return self._kv.reset_prefix_cache()
 
     def check_invariants(self) -> None:

@@ -24,6 +24,7 @@ class TowerRows:
         self._num_held = 0
         self._num_made = 0  # in the step that is planned
         self._in_step: set[bytes] = set()
+        self._dropped: list[bytes] = []  # since the last plan
         self.num_queries = 0
         self.num_hits = 0
 
@@ -83,6 +84,17 @@ class TowerRows:
             if digest not in in_use and digest not in self._in_step:
                 self._num_held -= self._held.pop(digest)
                 plan.forgotten.append(digest)
+
+    def reset(self, in_use: set[bytes]) -> None:
+        """Drops all rows but those of items that running requests are in the midst of: the weights may be others."""
+        for digest in [each for each in self._held if each not in in_use]:
+            self._num_held -= self._held.pop(digest)
+            self._dropped.append(digest)
+
+    def take_dropped(self) -> list[bytes]:
+        """Returns the items of `reset` for a plan; it forgets them first, and may make their rows again."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def check_invariants(self) -> None:
         """Asserts that the rows are counted."""

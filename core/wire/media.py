@@ -49,6 +49,11 @@ class MediaItem(Struct, array_like=True, frozen=True):
         """Rows that the tower makes."""
         return sum(end - start for start, end in self.runs)
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its arrays."""
+        return sum(len(array.data) for arrays in (self.facts, self.arrays) for array in arrays.values())
+
     def first_row(self, start: int, end: int) -> int | None:
         """Returns the first of the positions `start` to `end` that has a row; None if none has."""
         return next((max(start, first) for first, last in self.runs if max(start, first) < min(end, last)), None)

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire.core.errors import OverloadedError
+from quire.core.wire.media import Array, MediaItem
 from quire.core.wire.protocol import EngineRequest, Grammar, PromptEmbeds
 from quire.frontend.http.errors import describe
 from tests.core.scheduling.fake_worker import Harness, make_request
@@ -151,6 +152,17 @@ def test_the_queue_is_bounded_in_bytes_of_what_waits() -> None:
     assert harness.offer(make_request("room", 1)) is None  # the grammar has a user yet
     assert harness.offer(constrained("another grammar", b"other", 900)) is None
     assert harness.offer(make_request("full", 1)) is not None
+
+
+def test_images_and_sounds_that_wait_count_by_their_bytes() -> None:
+    harness = Harness(max_num_seqs=1, max_num_queued_bytes=10_000)
+    harness.add("runs", 4, max_tokens=40)
+    harness.step()
+    item = MediaItem("image", b"x" * 32, [(0, 2)], {}, {"pixels": Array("<f4", (2500,), bytes(10_000))})
+    assert harness.offer(make_request("image", 4, media=[item])) is None
+    assert harness.offer(make_request("full", 1)) is not None
+    harness.scheduler.abort(["image"])
+    assert harness.offer(make_request("room", 1)) is None
 
 
 def test_sequences_of_a_request_share_its_prompts_bytes() -> None:

@@ -67,6 +67,27 @@ def test_rows_are_forgotten_when_others_need_the_room() -> None:
     assert [digest[:1] for digest in harness.worker.rows] == [b"2", b"3"]
 
 
+def test_a_reset_of_the_prefix_cache_forgets_rows() -> None:
+    """The weights may be others since. Rows that a prompt is in the midst of stay, unless it begins again."""
+    harness = Harness(max_num_batched_tokens=16)
+    for number in range(2):
+        harness.add(f"done {number}", 8, media=[image("x", (2, 6))])
+        harness.run()
+        assert harness.worker.num_rows_made == 4 * (number + 1)
+        harness.scheduler.reset_prefix_cache()
+    harness.add("underway", 40, media=[image("y", (4, 20))])
+    harness.step()
+    harness.scheduler.reset_prefix_cache()
+    harness.run()
+    assert harness.worker.num_rows_made == 8 + 16
+    harness.add("again", 40, media=[image("z", (4, 20))])
+    harness.step()
+    harness.scheduler.reset_prefix_cache(preempt_running=True)
+    harness.run()
+    assert harness.worker.num_rows_made == 8 + 16 + 32
+    assert set(harness.worker.rows) == {image("z", (4, 20)).digest}
+
+
 def test_a_cached_prefix_needs_no_image_again() -> None:
     harness = Harness()
     harness.add("a", list(range(1, 25)), media=[image("x", (4, 12))])
