@@ -17,6 +17,8 @@ from msgspec import Struct
 from quire.core.errors import RequestError
 
 CHUNK_BYTES = 1 << 20
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""Addresses whose last 32 bits are those of the IPv4 host that a gateway leads to (RFC 6052)."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -131,7 +133,8 @@ async def _address_of(url: httpx.URL, *, allows_private: bool) -> str:
 def _is_public(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
-        parsed = parsed.ipv4_mapped or parsed.sixtofour or parsed
+        translated = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
+        parsed = parsed.ipv4_mapped or parsed.sixtofour or translated or parsed
     return parsed.is_global and not parsed.is_multicast
 
 

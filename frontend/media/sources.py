@@ -52,7 +52,7 @@ class Sources:
         domains = config.allowed_media_domains
         self._fetcher = Fetcher(
             FetchRules(
-                domains=None if domains is None else frozenset(domains),
+                domains=None if domains is None else frozenset(map(str.lower, domains)),
                 allows_private=domains is not None,  # the server's owner named the hosts
                 max_redirects=MAX_REDIRECTS,
                 max_bytes=MAX_BYTES,
@@ -88,10 +88,10 @@ class Sources:
     def _read_file(self, part: MediaPart, source: str) -> bytes:
         if self._folder is None:
             raise part.refusal("names a file, and this server was started without --allowed-local-media-path")
-        address = urllib.parse.urlsplit(source)
-        if address.netloc not in ("", "localhost"):
-            raise part.refusal("names a file of another host")
         try:
+            address = urllib.parse.urlsplit(source)
+            if address.netloc not in ("", "localhost"):
+                raise part.refusal("names a file of another host")
             path = Path(urllib.parse.unquote(address.path)).resolve()
             if not path.is_relative_to(self._folder) or not path.is_file():
                 raise part.refusal("names no file below --allowed-local-media-path")

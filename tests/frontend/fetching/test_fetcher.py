@@ -109,6 +109,8 @@ def test_hosts_below_a_domain_are_of_it(port: int) -> None:
         ("0.0.0.0", False),
         ("224.0.0.1", False),
         ("::1", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("64:ff9b::808:808", True),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
         ("::ffff:10.0.0.1", False),

@@ -172,6 +172,7 @@ NAME = r"messages\[0\]\.content\[0\]\.image_url"
         ("data:text/plain,cat", "must have the form"),
         ("ftp://example.com/cat.png", "must be an address"),
         ("file:///etc/hostname", "names no file below"),
+        ("file://[host/cat.png", "cannot be read"),
         ("http://10.0.0.1/cat.png", "not among those that are allowed"),
     ],
 )
