@@ -556,8 +556,9 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forgets all cached pages that no request uses, and the rows of towers. Returns True if no page is findable any
-        more.
+        """Forgets all cached pages that no request uses, and the rows of towers.
+
+        Returns True if no page is findable any more.
 
         Args:
             preempt_running: take the pages of running requests too; they are computed again from their tokens.
