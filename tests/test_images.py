@@ -64,11 +64,11 @@ def served(
         yield family, llm, Reference(folder, family)
 
 
-def check(reference: Reference, text: str, images: Sequence[Image.Image], output: Any) -> None:
-    tokens = list(output.outputs[0].token_ids)
+def check(reference: Reference, text: str, images: Sequence[Image.Image], output: Any, number: int = 0) -> None:
+    tokens = list(output.outputs[number].token_ids)
     token_ids, expected = reference.logprobs(text, images, tokens)
     assert list(output.prompt_token_ids) == token_ids
-    for position, found in enumerate(output.outputs[0].logprobs):
+    for position, found in enumerate(output.outputs[number].logprobs):
         row = expected[len(token_ids) - 1 + position]
         assert found[tokens[position]].logprob == pytest.approx(float(row[tokens[position]]), abs=TOLERANCE)
     for position, found in enumerate(output.prompt_logprobs or ()):
@@ -104,6 +104,27 @@ def test_a_prefix_is_cached_up_to_a_place_inside_an_image(served: tuple[str, LLM
         )  # fmt: skip
         check(reference, text, images, output)
     assert output.num_cached_tokens >= 16 * (len(output.prompt_token_ids) // 16 - 1)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_preempted_prompts_with_images_go_on(family: str, tmp_path: Path) -> None:
+    """Prompts begin again in chunks that end inside images, whose rows the tower has to make again."""
+    folder = write_checkpoint(tmp_path / family, family)
+    reference, text = Reference(folder, family), prompt_of(family, "What is ", " and ", "?")
+    with LLM(
+        str(folder), dtype="float32", max_model_len=112, num_gpu_blocks_override=14, max_num_batched_tokens=24,
+        max_num_seqs=4, enable_prefix_caching=False, disable_log_stats=False,
+    ) as llm:  # fmt: skip
+        params = SamplingParams(
+            n=4, seed=1, max_tokens=56, logprobs=0, ignore_eos=True, allowed_token_ids=list(range(3, 200))
+        )  # no placeholder, of which the library would want an image
+        prompts: Any = [{"prompt": text, "multi_modal_data": {"image": pair}} for pair in (IMAGES[:2], IMAGES[1:])]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert all(output.metrics is not None for output in outputs)
+    assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
+    for pair, output in zip((IMAGES[:2], IMAGES[1:]), outputs, strict=True):
+        for number in range(4):
+            check(reference, text, pair, output, number)
 
 
 def test_two_ranks_read_images_as_one_does(tmp_path: Path) -> None:
