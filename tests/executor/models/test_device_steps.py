@@ -65,6 +65,7 @@ def test_the_launches_of_a_decode_step_read_nothing_either(
     assert launched
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "model_type", ["qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v32", "gemma4_text", "qwen4_exp_text"]
 )
