@@ -79,7 +79,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "control": "metrics refusals requests checkpoint",
         "async_llm": "checkpoint metrics outputs refusals launch text parsing/answers requests control",
         "io_processors": "outputs requests async_llm",
-        "offline": "io_processors metrics outputs progress refusals launch text requests async_llm",
+        "offline": "checkpoint io_processors metrics outputs progress refusals launch text requests async_llm",
         "llm": "metrics outputs progress refusals launch text requests async_llm offline",
         "chat": "checkpoint refusals grammar media metrics outputs text parsing parsing/formats parsing/answers "
         "requests async_llm",
@@ -90,7 +90,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "http/connections": "http",
         "audio": "checkpoint media outputs requests async_llm chat http",
         "anthropic": "checkpoint parsing requests async_llm chat http",
-        "openai": "refusals entry_store keys outputs text parsing requests async_llm chat http http/invocations",
+        "openai": "checkpoint refusals entry_store keys outputs text parsing requests async_llm chat http "
+        "http/invocations",
         "pooling": "io_processors outputs text requests async_llm chat http http/invocations openai",
         "cohere": "text requests async_llm chat http pooling",
         "tei": "outputs text requests async_llm chat http http/pages http/invocations openai pooling",
