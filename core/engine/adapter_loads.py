@@ -1,4 +1,4 @@
-"""Loads of adapters: sends those that the scheduler decides on to the workers, and tells it of their ends."""
+"""Loads of adapters: sends the scheduler's loads to the workers, and reports to it when they end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

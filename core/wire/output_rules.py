@@ -1,4 +1,4 @@
-"""What a checkpoint demands of the tokens of every output."""
+"""Demands of a checkpoint on the tokens of every output."""
 
 from msgspec import Struct
 

@@ -36,7 +36,7 @@ class Tally:
 
 
 class Holdings(NamedTuple):
-    """What a server holds, beside the others of its command."""
+    """Tallies of what a server holds, each kept together with the other servers of its command."""
 
     connections: Tally
     body_bytes: Tally

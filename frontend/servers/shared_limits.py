@@ -21,7 +21,7 @@ class SharedLimits:
         self._send = send
 
     async def take(self, name: str, quantity: Quantity, amount: int, limit: int) -> float:
-        """See `Limits.take`."""
+        """Takes from a limit that the parent counts, as `Limits.take` does in one process."""
         try:
             seconds: float = await self._calls.ask(TakeLimit(name, quantity, amount, limit), float)
         except LinkEndedError:
@@ -29,5 +29,5 @@ class SharedLimits:
         return seconds
 
     def add(self, name: str, quantity: Quantity, amount: int) -> None:
-        """See `Limits.add`."""
+        """Counts a use with the parent, as `Limits.add` does in one process."""
         self._send(CountUse(name, quantity, amount))
