@@ -78,7 +78,7 @@ class ImageReader:
         if not isinstance(self.processor, ProcessorMixin) or not hasattr(self.processor, "image_processor"):
             raise ValueError("the checkpoint's files name no processor of images")
         self.processor.tokenizer = _Tokenizer(self.processor.tokenizer)
-        config = AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
         names = ("image_token_id", "image_token_index")
         token_id = next((getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), None)
         placeholder = getattr(self.processor, "image_token", None)
@@ -111,7 +111,7 @@ class ImageReader:
 def _read_processor(folder: str) -> Any:
     """Reads the processor of a checkpoint. The library hides classes that name torchvision, even for videos alone."""
     try:
-        return AutoProcessor.from_pretrained(folder, local_files_only=True)
+        return AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ImportError:
         settings = [Path(folder) / each for each in ("processor_config.json", "preprocessor_config.json")]
         values = [json.loads(path.read_bytes()) for path in settings if path.is_file()]
