@@ -93,13 +93,13 @@ def _image(block: dict[str, Any], at: str) -> dict[str, Any]:
     source, param = block.get("source"), f"{at}.source"
     kind = source.get("type") if isinstance(source, dict) else None
     if isinstance(source, dict) and kind == "url":
-        return image_part(_string(source, "url", param), "image", param)
+        return image_part(_string(source, "url", param), "image", at, "source")
     if isinstance(source, dict) and kind == "base64":
         data = f"data:{_string(source, 'media_type', param)};base64,{_string(source, 'data', param)}"
-        return image_part(data, "image", param)
+        return image_part(data, "image", at, "source")
     if kind == "file":
         raise ParameterError(f"{param} names a file, and none are kept here; send its data.", param="messages")
-    return image_part(None, "image", param)
+    return image_part(None, "image", at, "source")
 
 
 def _call(block: dict[str, Any], at: str) -> dict[str, Any]:

@@ -16,24 +16,25 @@ _FIELDS: dict[str, tuple[Modality, str]] = {
 """Types of parts: the kind of item, and the field that has it."""
 
 _ORIGIN = "quire.origin"
-"""In a part that a protocol has translated: the type and the name of what the client sent."""
+"""In a part that a protocol has translated: the type and the name of the part that the client sent, and its field."""
 
 
-def image_part(url: Any, kind: str, param: str) -> dict[str, Any]:
+def image_part(url: Any, kind: str, name: str, field: str) -> dict[str, Any]:
     """An image of another protocol as a part of a message.
 
     Args:
         url: its address, or its data as one.
-        kind: the client's type of it.
-        param: the client's name of it.
+        kind: the type of the client's part.
+        name: where that is in the request.
+        field: of that part, which has the address.
     """
-    return {"type": "image_url", "image_url": url, _ORIGIN: [kind, param]}
+    return {"type": "image_url", "image_url": url, _ORIGIN: [kind, name, field]}
 
 
 def refuse_media(messages: Sequence[Any]) -> None:
     """Raises ParameterError if a message has an image."""
     for part, where in _media_in(messages):
-        kind, at = part.get(_ORIGIN) or (part["type"], where)
+        kind, at = part[_ORIGIN][:2] if _ORIGIN in part else (part["type"], where)
         raise ParameterError(f"{at} is of type {kind!r}, but this model reads text only.", param=at.partition("[")[0])
 
 
@@ -79,7 +80,7 @@ def _is_media(part: Any) -> bool:
 def _read(part: dict[str, Any], where: str) -> MediaPart:
     modality, field = _FIELDS[part["type"]]
     value, uuid = part.get(field), part.get("uuid")
-    param = part[_ORIGIN][1] if _ORIGIN in part else f"{where}.{field}"
+    param = ".".join(part[_ORIGIN][1:]) if _ORIGIN in part else f"{where}.{field}"
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise ParameterError(f"{where}.uuid must be a string that is not empty.", param=f"{where}.uuid")
     if isinstance(value, dict):

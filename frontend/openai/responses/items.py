@@ -168,7 +168,7 @@ def _is_image(part: Any) -> bool:
 def _image(part: dict[str, Any], at: str) -> dict[str, Any]:
     if part.get("file_id") is not None:
         raise ParameterError(f"{at} has a file_id, and no files are kept here; send its image_url.", param="input")
-    return image_part(part.get("image_url"), "input_image", f"{at}.image_url")
+    return image_part(part.get("image_url"), "input_image", at, "image_url")
 
 
 def _text_part(text: str) -> dict[str, Any]:
