@@ -42,6 +42,9 @@ class ManualExecutor:
     def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
 
+    async def call(self, name: str, payload: bytes) -> list[bytes]:
+        raise AssertionError("no worker is called")
+
     async def close(self, *, hung: bool) -> None:
         raise AssertionError("the engine process closes executors")
 
