@@ -111,9 +111,9 @@ RESPONSES_HARMLESS = {
 MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control", "context_management"}
 RESPONSES_OWN = {
     *("input", "instructions", "previous_response_id", "store", "background", "truncation", "request_id", "metadata"),
-    *("model", "conversation", "enable_response_messages"),
+    *("model", "conversation", "enable_response_messages", "timeout"),
 }
-"""What the service itself reads; `test_responses.py` and `test_vllm_responses.py` show what for."""
+"""What the service itself reads; `test_responses.py`, `test_vllm_responses.py`, `test_deadlines.py` show what for."""
 
 VLLM_RESPONSES = """
     background include input instructions max_output_tokens max_tool_calls metadata model logit_bias parallel_tool_calls
@@ -174,7 +174,7 @@ def found(chat: ChatInput, place: str) -> Any:
 def test_no_field_is_forgotten() -> None:
     known = RESPONSES_CARRY.keys() | RESPONSES_REFUSE.keys() | RESPONSES_HARMLESS | RESPONSES_OWN
     assert known == set(ResponsesRequest.__struct_fields__) >= set(VLLM_RESPONSES.split())
-    known = MESSAGES_CARRY.keys() | MESSAGES_REFUSE.keys() | MESSAGES_HARMLESS | {"messages", "model"}
+    known = MESSAGES_CARRY.keys() | MESSAGES_REFUSE.keys() | MESSAGES_HARMLESS | {"messages", "model", "timeout"}
     assert known == set(MessagesRequest.__struct_fields__) >= set(VLLM_MESSAGES.split())
     assert set(CountTokensRequest.__struct_fields__) >= set(VLLM_COUNT_TOKENS.split())
 
