@@ -53,7 +53,7 @@ def test_prompts_as_typed_dictionaries(llm: LLM) -> None:
     )
     assert first.prompt == "Hello"
     assert (second.prompt, second.prompt_token_ids) == ("shown", [5, 9])
-    with pytest.raises(ParameterError, match="cannot hold 'multi_modal_data'"):
+    with pytest.raises(ParameterError, match=r"multi_modal_data\.image\[0\] must be an image"):
         llm.generate({"prompt": "Hello", "multi_modal_data": {"image": 1}}, GREEDY)
 
 

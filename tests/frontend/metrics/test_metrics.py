@@ -237,7 +237,7 @@ def test_several_engines_are_told_apart_and_what_is_of_none_is_added_up() -> Non
     for name, values in (("generation_tokens", [10, 20]), ("prefix_cache_hits", [16, 32])):
         found = {each.labels["engine"]: each.value for each in families[f"vllm:{name}"].samples}
         assert found == dict(zip(["2", "3"], values, strict=True))
-    assert [each.value for each in families["vllm:admission_rejections"].samples] == [2, 0, 0]
+    assert [each.value for each in families["vllm:admission_rejections"].samples] == [2, 0, 0, 0]
     lines = StatsLog(metrics.engines)
     metrics.on_stats(1, totals(3))
     assert [line.split(" ", 3)[:2] for line in lines.next_lines(10.0)] == [["engine", "2:"], ["engine", "3:"]]

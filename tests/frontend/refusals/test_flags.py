@@ -57,7 +57,7 @@ NEUTRAL = [
     *("--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
     *("--no-enable-lora", "--no_enable_lora", "--no-jit-monitor-verbose", "--jit-monitor-verbose"),
     "--speculative-config None",
-    *("--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt.video 0", "--no-disable-sliding-window"),
+    "--no-disable-sliding-window",
     *("--disable-log-requests", "--use-v2-block-manager", "--tokenizer-pool-size 4", "--guided-decoding-backend auto"),
 ]
 
@@ -122,11 +122,7 @@ def test_a_wrong_format_of_some_layers_is_refused_with_all_there_are(capsys: pyt
 
 def test_keywords_that_ask_for_nothing_are_left_out() -> None:
     neutral = {"jit_monitor_verbose": True, "swap_space": 4, "enable_lora": None, "task": "auto"}
-    neutral |= {
-        "quantization": "none",
-        "pipeline_parallel_size": 1,
-        "limit_mm_per_prompt": {"image": 0},
-    }
+    neutral |= {"quantization": "none", "pipeline_parallel_size": 1}
     assert read_keywords({"model": "m", **neutral}) == EngineArgs.from_flat(model="m")
     with pytest.raises(ConfigError, match=r"Option 'swap_space': --swap-space 16 is not supp"):
         read_keywords({"swap_space": 16})

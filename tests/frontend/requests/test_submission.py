@@ -37,6 +37,7 @@ SAID = {
     "data_parallel_rank": 2,
     "caller": CALLER,
     "deadline": Deadline(9.5, 2.0),
+    "adapter": "mine",
 }
 
 
