@@ -105,20 +105,20 @@ class EventStream:
             async with aclosing(self._frames) as frames:
                 async for frame in frames:
                     if self._started:  # the usual case
-                        if self._early is not None:
-                            await self._early
-                            self._early = None
+                        await self._early_start()
                         await self._send(frame, send)
                     elif isinstance(frame, Accepted):
                         self._opening = frame
                         undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
                     else:
                         await self._start(send, self._opening + frame)
+                await self._early_start()
                 if not self._started:
                     await self._start(send, self._opening)
         except Exception as error:
             if not self._started:
                 raise
+            await self._early_start()
             await self._send_error(error, scope, send)
         finally:
             if undecided is not None:
@@ -129,8 +129,15 @@ class EventStream:
     def _start_early(self, send: Send) -> None:
         if not self._started:
             opening = self._opening or (self._keep_alive_frame if self._keep_alive_seconds else b"")
+            self._started = True  # now, for a frame may come before the task runs
             self._early = asyncio.create_task(self._start(send, opening))
             self._helpers.append(self._early)
+
+    async def _early_start(self) -> None:
+        """Waits for the headers that are sent before there is a frame, if they are."""
+        if self._early is not None:
+            early, self._early = self._early, None
+            await early
 
     async def _start(self, send: Send, first: bytes) -> None:
         """Sends the headers and the first frames."""
