@@ -143,6 +143,27 @@ def test_a_stream_with_nothing_to_open_it_begins_with_a_comment(
     assert soon.bodies == [b"a", b""]
 
 
+def test_a_frame_that_comes_before_the_early_headers_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
+    early, start_early = asyncio.Event(), EventStream._start_early
+
+    def wakes_the_source_first(self: EventStream, send: Any) -> None:
+        early.set()
+        start_early(self, send)
+
+    class Late(Source):
+        async def frames(self) -> AsyncGenerator[bytes]:
+            yield Accepted(b"open")
+            await early.wait()
+            yield b"a"
+
+    monkeypatch.setattr(EventStream, "_start_early", wakes_the_source_first)
+    client = Client()
+    play(Late(), client)
+    assert [each["type"] for each in client.messages].count("http.response.start") == 1
+    assert client.bodies == [b"open", b"a", b""]
+
+
 def test_headers_wait_until_the_request_is_accepted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
     client = Client()
