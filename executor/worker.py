@@ -41,7 +41,12 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.parallel.stage_neighbours import StageNeighbours
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
-from quire.executor.step.draft_model import DraftModel
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.step.drafting.drafter import Drafter
+from quire.executor.step.drafting.forced_pieces import ForcedPieces
+from quire.executor.step.drafting.method import LoadedDraft, Method, MethodParts
+from quire.executor.step.drafting.methods import find_method
+from quire.executor.step.drafting.predictions import Predictions
 from quire.executor.step.encoded_inputs import EncodedInputs
 from quire.executor.step.forward import Forward
 from quire.executor.step.launched_step import LaunchedStep
@@ -50,7 +55,7 @@ from quire.executor.step.page_tiers import lower_tiers
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.runner_builder import RequestMemory, build_runner
-from quire.executor.step.speculation_checks import check_draft, check_layout, check_target
+from quire.executor.step.speculation_checks import check_layout, check_target
 from quire.executor.step.speculator import Speculator
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
@@ -78,7 +83,7 @@ class Worker:
         group: those with which it shares each layer's weights; already joined.
         stages: the ranks with the layers before and after this one's; None: this one has all layers.
         transfers: bring values to the host; None: the usual ones for the device.
-        speculator: proposes drafts; None: the configuration's draft model does, if it names one.
+        speculator: proposes drafts; None: the configuration's method does, if it names one.
         context_group: those with which it divides the positions of sequences, if any.
         lockstep: the ranks of all engines, where these share experts.
         num_host_pages: pages of the tier "host", beside the KV cache.
@@ -116,6 +121,7 @@ class Worker:
         self._num_host_pages = num_host_pages
         self._device = device_of(config, rank)
         self._speculator = speculator
+        self._method = _method_of(config) if speculator is None else None
         self._transfers = transfers or transfers_from(self._device)
         self._ops = bind(config.device, serves=True)
         self._spans: Spans = NO_SPANS
@@ -145,7 +151,7 @@ class Worker:
             ModelLoadError: the checkpoint is unusable, or does not fit in memory.
         """
         config, spec = self._config, self._config.spec
-        if self._speculator is not None or config.draft_model is not None:
+        if self._speculator is not None or self._method is not None:
             check_layout(config)
         num_ranks = config.layout.num_local * config.num_engines_loading
         free = memory.device_memory(self._device, num_ranks, reserved_bytes=config.spare_bytes)
@@ -170,11 +176,11 @@ class Worker:
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(loaded.weights_bytes), seconds)
         if config.device != "cpu":
             logger.info("operations run on %s", device_name(self._device))
-        if self._speculator is not None or draft is not None:
-            reads = DraftModel.reads if self._speculator is None else self._speculator.reads
-            check_target(config, loaded.model, reads)
-        if draft is not None:
-            check_draft(spec, draft.config.spec, draft.model)
+        if self._speculator is not None:
+            check_target(config, loaded.model, self._speculator.reads)
+        if self._method is not None:
+            check_target(config, loaded.model, self._method.reads_of(config))
+            self._method.check(config, loaded.model, None if draft is None else draft.model)
         self._experts = loaded.experts
         self.adapters = loaded.adapters
         if config.adapters is not None and loaded.adapters is not None:
@@ -253,7 +259,7 @@ class Worker:
             adapters=self.adapters,
             has_peers=self.peers is not None,
             custom=self._processors,
-            speculator=self._speculator or self._draft_model(table, caches[len(model.kv_layers) :], max_model_len),
+            drafter=functools.partial(self._drafter, table, caches[len(model.kv_layers) :], max_model_len),
             vector_heads=self._models["target"].vector_heads,
             is_profiled=self._is_profiled,
         )
@@ -309,31 +315,51 @@ class Worker:
         """Returns the result of `function` on the model."""
         return function(self.get_model())
 
-    def _draft_model(self, table: RequestTable, caches: Sequence[LayerCache], max_model_len: int) -> DraftModel | None:
-        """Builds the speculator that runs the draft model, whose layers have `caches`; None without one."""
+    def _drafter(
+        self, table: RequestTable, caches: Sequence[LayerCache], max_model_len: int, sampler: Sampler
+    ) -> Drafter | None:
+        """Builds what proposes drafts. `caches` are those of the draft model's layers."""
+        speculation = self._config.speculation
+        method = self._speculator
+        if self._method is not None and speculation is not None:
+            parts = MethodParts(
+                self._config,
+                speculation,
+                self.get_model(),
+                self._loaded_draft(table, caches),
+                table,
+                sampler,
+                max_model_len,
+            )
+            method = self._method.build(parts)
+        if speculation is None:
+            return None if method is None else Drafter(method, [], 0)
+        return Drafter(method, [ForcedPieces(sampler), Predictions(table)], speculation.most_drafts)
+
+    def _loaded_draft(self, table: RequestTable, caches: Sequence[LayerCache]) -> LoadedDraft | None:
         draft, config = self._models.get("draft"), self._config
-        if draft is None or config.draft_model is None:
+        if draft is None:
             return None
         forward = Forward(draft.model, self._ops, caches, config.page_slots)
-        can_record = config.layout.num_workers == 1 and not config.enforce_eager
-        return DraftModel(
+        recorded = RecordedSteps(
             forward,
-            RecordedSteps(
-                forward,
-                self._ops,
-                table.max_seq_len,
-                graphs=config.graphs,
-                enabled=can_record,
-                is_paused=self._is_profiled,
-            ),
-            table,
-            num_drafts=config.draft_model.num_tokens,
-            vocab_size=config.spec.vocab_size,
-            max_positions=min(max_model_len, draft.config.spec.max_position_embeddings),
+            self._ops,
+            table.max_seq_len,
+            graphs=config.graphs,
+            enabled=config.layout.num_workers == 1 and not draft.config.enforce_eager,
+            is_paused=self._is_profiled,
         )
+        return LoadedDraft(draft.config.spec, draft.model, forward, recorded)
 
     def _is_profiled(self) -> bool:
         """Returns True if each operation has to be called separately, because torch's profiler sees none in a
         recording.
         """
         return self._profile is not None and self._profile.is_running and self._device.type == "cpu"
+
+
+def _method_of(config: EngineConfig) -> type[Method] | None:
+    speculation = config.speculation
+    if speculation is None or speculation.method is None:
+        return None
+    return find_method(speculation.method)

@@ -174,8 +174,7 @@ def test_missing_flags_are_refused(refused: dict[str, UnsupportedFlag]) -> None:
 def test_every_missing_feature_is_told(refused: dict[str, UnsupportedFlag]) -> None:
     told = {refused[flag].reason for flag in column(SWITCHING, "flags that are refused") if flag in refused}
     missing = {each.reason for each in refused.values() if re.search(r"not (there|served|read) yet", each.reason)}
-    of_other_rows = {reason for reason in missing if "--speculative-config by now" in reason}
-    assert missing - told - of_other_rows == set()
+    assert missing - told == set()
 
 
 def test_fields_to_switch_to_exist() -> None:

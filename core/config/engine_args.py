@@ -19,6 +19,7 @@ from quire.core.config.parallel import ParallelConfig
 from quire.core.config.reasoning import ReasoningConfig
 from quire.core.config.recovery import RecoveryConfig
 from quire.core.config.scheduler import SchedulerConfig
+from quire.core.config.speculative import SpeculativeConfig
 from quire.core.config.structured_outputs import StructuredOutputsConfig
 from quire.core.errors import ConfigError
 
@@ -38,6 +39,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     recovery: RecoveryConfig = RecoveryConfig()
     multimodal: MultimodalConfig = MultimodalConfig()
     lora: LoRAConfig = LoRAConfig()
+    speculative: SpeculativeConfig = SpeculativeConfig()
 
     @classmethod
     def from_flat(cls, **options: Any) -> "EngineArgs":

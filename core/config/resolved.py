@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from quire.core.config.cache import CacheConfig, HashAlgorithm
+from quire.core.config.cache import CacheConfig, HashAlgorithm, KVCacheDtype
 from quire.core.config.graphs import GraphConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.lora import AdapterOptions
@@ -14,6 +14,7 @@ from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement
 from quire.core.config.pooling import PoolingSpec, SentenceModel
 from quire.core.config.quantization import Quantization
+from quire.core.config.speculative import Speculation
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
 
@@ -103,6 +104,7 @@ class DraftModelConfig(Struct, frozen=True, kw_only=True):
     spec: ModelSpec
     num_tokens: int  # proposed for a request in a step, at most
     quantization: Quantization | None = None
+    kv_cache_dtype: KVCacheDtype | None = None  # None: as the target's
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -126,7 +128,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
     pooling: PoolingSpec | None = None  # None: the model generates
     reads_media: bool = False  # towers for images and sounds are loaded where the model has some
-    draft_model: DraftModelConfig | None = None
+    speculation: Speculation | None = None  # None: no drafts are made
+    draft_model: DraftModelConfig | None = None  # what the method reads
     adapters: AdapterOptions | None = None  # that requests may use; None: none
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
     cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one of Layout.sequence ranks keeps
@@ -183,7 +186,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         """Returns the same configuration for loading the draft model instead of the target; None if there is none."""
         if self.draft_model is None:
             return None
-        cache = replace(self.cache, kv_cache_dtype_skip_layers=[])  # names the target's layers
+        kind = self.draft_model.kv_cache_dtype or self.cache.kv_cache_dtype
+        cache = replace(self.cache, kv_cache_dtype=kind, kv_cache_dtype_skip_layers=[])  # names the target's layers
         return replace(
             self,
             spec=self.draft_model.spec,
@@ -191,4 +195,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             cache=cache,
             draft_model=None,
             adapters=None,
+            enforce_eager=self.enforce_eager or (self.speculation is not None and self.speculation.enforce_eager),
         )

@@ -5,6 +5,7 @@ from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.paged_request import PlannedSnapshot
+from quire.core.scheduling.acceptance import Acceptance
 from quire.core.wire.adapters import Adapter
 from quire.core.wire.encoder_input import EncodedInput
 from quire.core.wire.media import media_end
@@ -83,6 +84,9 @@ class Request:
         "adapter_slot",
         "block_hashes",
         "block_tables",
+        "draft_limit",
+        "draft_rest",
+        "drafts",
         "encoded",
         "grammar",
         "has_loaded",
@@ -102,6 +106,7 @@ class Request:
         "pages_settled_until",
         "planned_snapshots",
         "pooling",
+        "prediction",
         "priority_key",
         "prompt",
         "queued_at",
@@ -137,6 +142,7 @@ class Request:
         self.grammar = wire.grammar
         self.rules = wire.rules
         self.pooling = wire.pooling  # None: tokens are sampled
+        self.prediction = wire.prediction
         self.prompt = prompt
         self.priority_key = priority_key
         self.max_num_tokens = max_num_tokens  # prompt and output together
@@ -157,6 +163,9 @@ class Request:
         self.num_tokens = self.num_known_tokens
         self.num_planned_tokens = 0
         self.num_drafts = 0  # of `num_tokens`
+        self.draft_limit = 0  # most drafts that the workers may propose after its next token
+        self.drafts: Acceptance | None = None  # how often they were right; None: it gets none
+        self.draft_rest = 0  # decodes to go without drafts
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_new_tokens = wire.num_new_tokens if start is wire.sequences[0] else 0  # the others find them
         self.num_preemptions = 0
@@ -298,6 +307,7 @@ class Request:
             rules=self.rules,
             media=[item.without_arrays() for item in self.prompt.media],
             adapter_files=self.adapter,
+            prediction=self.prediction,
         )
 
     def last_delta(

@@ -53,11 +53,12 @@ class Results:
         self._totals.add_prefilled(step)
         outputs = self._take_outputs(step, result)
         self.has_drafts = self.has_drafts or bool(result.num_drafts)
-        deltas = self._append_tokens(step.requests, result)
+        checks_drafts = self.has_drafts and max(step.plan.num_wanted, default=0) > 1
+        deltas = self._append_tokens(step.requests, result, closely=checks_drafts or bool(self._held.num_watching))
         num_tokens = len(deltas)
         if self.has_drafts:
             num_tokens = sum(len(delta.token_ids) for delta in deltas)
-            self._settle_drafts(step, result.num_drafts)
+            self._settle_drafts(step, result)
         num_finished = num_before - len(self._held)
         self._totals.add_step(result, self._clock(), num_tokens=num_tokens, num_finished=num_finished)
         self._held.drop_finished()
@@ -95,10 +96,12 @@ class Results:
                 deltas.append(RequestDelta(request.request_id, [], output=output))
         return deltas
 
-    def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
-        """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step."""
-        # Without drafts and watched repetitions, a row brings one token, and only a stop token or the length ends it.
-        closely = self.has_drafts or self._held.num_watching
+    def _append_tokens(self, requests: list[Request], result: StepResult, *, closely: bool) -> list[RequestDelta]:
+        """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step.
+
+        Args:
+            closely: a row may bring several tokens, or a repetition end it. Else only a stop token or the length does.
+        """
         deltas: list[RequestDelta] = []
         logprobs = dict(result.logprobs)
         finished = RequestStatus.FINISHED
@@ -129,13 +132,15 @@ class Results:
             )
         return deltas
 
-    def _settle_drafts(self, step: StepInFlight, num_drafts: list[int]) -> None:
+    def _settle_drafts(self, step: StepInFlight, result: StepResult) -> None:
         """Takes back what was planned for rejected drafts, and notes the drafts that the workers have now."""
         num_wanted = filter(None, step.plan.num_wanted)
-        now_held = num_drafts or [0] * len(step.requests)
-        for request, wanted, held in zip(step.requests, num_wanted, now_held, strict=True):
+        now_held = result.num_drafts or [0] * len(step.requests)
+        rows = zip(step.requests, num_wanted, result.token_ids, now_held, strict=True)
+        for request, wanted, tokens, held in rows:
             if wanted > 1:
                 request.settle_drafts()
+                self._totals.add_drafts(wanted - 1, len(tokens) - 1)
             if request.status is RequestStatus.RUNNING:
                 request.expect_drafts(min(held, self._max_num_drafts))
 

@@ -32,12 +32,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from quire.core.config.resolved import SchedulerLimits
+from quire.core.config.speculative import Speculation
 from quire.core.kv.block_table import CachedPrefix
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.adapter_slots import AdapterSlots, AdapterWait
 from quire.core.scheduling.admission import Admission
+from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.held import HeldRequests, priority_key
 from quire.core.scheduling.in_flight import StepsInFlight
 from quire.core.scheduling.order import Turns, policy_of
@@ -82,6 +84,7 @@ class Scheduler:
         lower_tiers: save pages that the pool evicts; None: there are none.
         whole_prompts: each prompt is one prefix span.
         media_spans: the tokens of an image see each other.
+        speculation: how workers make drafts; None: what they propose is checked, and nothing is asked for.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Scheduler:
         lower_tiers: LowerTiers | None = None,
         whole_prompts: bool = False,
         media_spans: bool = False,
+        speculation: Speculation | None = None,
     ) -> None:
         self._limits = limits
         self._stop_conditions = StopConditions(eos_token_ids)
@@ -134,6 +138,7 @@ class Scheduler:
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
         self._others: dict[int, Request] = {}  # by row of the plan, that want an output besides tokens
         self._in_flight = StepsInFlight(clock)
+        self._drafting = None if speculation is None else Drafting(speculation)
         self._usable = UsableValues()
         self._num_arrivals = 0
         self._num_steps = 0
@@ -247,6 +252,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step's plan, or None when nothing can run before a result comes back or a request arrives."""
+        if self._drafting is not None and self._in_flight and self._drafting.waits(self._held.running):
+            return None
         plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
         sampling: list[Request] = []
         self._num_left_tokens = 0
@@ -266,6 +273,8 @@ class Scheduler:
             self._snapshots = []
         self._num_steps += 1
         self._num_streams = len(sampling)
+        if self._drafting is not None:
+            self._drafting.limit(plan, sampling, self._held.running)
         prefilled, self._prefilled = self._prefilled, []
         others, self._others = self._others, {}
         self._in_flight.add(plan, sampling, prefilled, others, self._totals.num_planned_prompt_tokens)
@@ -458,6 +467,8 @@ class Scheduler:
         request.has_loaded = False
         self._turns.on_admitted(request.turn)
         self._held.run(request)
+        if self._drafting is not None:
+            self._drafting.admit(request)
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
@@ -509,6 +520,8 @@ class Scheduler:
         step = self._in_flight.complete(result)
         self._usable.check(step, result)
         self._pace.measure(step, self._clock())
+        if self._drafting is not None:
+            self._drafting.measure(step, result, self._clock())
         return self._results.take(step, result)
 
     # ------------------------------------------------------------------------------------------------------ adapters
@@ -553,6 +566,9 @@ class Scheduler:
             self._held.num_new_tokens + self._num_left_tokens,
             [] if self._held.adapters is None else self._held.adapters.running_names,
             [] if self._held.adapters is None else self._held.adapters.waiting_names,
+            totals.num_drafts,
+            totals.num_draft_tokens,
+            totals.num_accepted_by_position.copy(),
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:

@@ -26,6 +26,9 @@ class Totals:
         self.num_planned_prompt_tokens = 0
         self.num_prefilled_tokens = 0
         self.num_generated_tokens = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_by_position: list[int] = []
         self.expert_balancedness: float | None = None
         self.throughput = Throughput(now)
 
@@ -34,6 +37,15 @@ class Totals:
         for request in step.prefilled:
             if request.status is not RequestStatus.FINISHED and not request.output_token_ids:
                 self.num_prefilled_tokens += request.num_prompt_tokens - request.num_cached_tokens
+
+    def add_drafts(self, num_checked: int, num_accepted: int) -> None:
+        """Counts the drafts of a row."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_checked
+        counts = self.num_accepted_by_position
+        counts += [0] * (num_checked - len(counts))
+        for place in range(num_accepted):
+            counts[place] += 1
 
     def add_step(self, result: StepResult, now: float, *, num_tokens: int, num_finished: int) -> None:
         """Counts the result of a step.

@@ -103,6 +103,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     is_accepted: bool = False  # by an earlier engine: no queue is too full for it
     media: list[MediaItem] = []  # of the prompt, in the order of their tokens
     adapter: Adapter | None = None  # added to the model; None: the model alone
+    prediction: list[int] = []  # tokens of the output that the client expects; they are tried as drafts
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -235,6 +236,9 @@ class SchedulerStats(Struct, array_like=True):
     num_pending_tokens: int = 0  # of prompts, that no plan computes yet; of waiting ones, as the senders expected
     running_adapters: list[str] = []  # names, of running requests
     waiting_adapters: list[str] = []
+    num_drafts: int = 0  # rows that checked any
+    num_draft_tokens: int = 0  # that they checked
+    num_accepted_by_position: list[int] = []  # of these, the right ones, by their place after the newest token
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):
@@ -328,6 +332,7 @@ class NewSlot(Struct, array_like=True):
     rules: OutputRules | None = None
     media: list[MediaItem] = []  # of the prompt, without arrays: see `StepPlan.to_encode`
     adapter_files: Adapter | None = None  # what that slot of the workers has; they need no more than the number
+    prediction: list[int] = []  # of the output, see `EngineRequest`
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
@@ -348,6 +353,9 @@ class StepPlan(Struct, array_like=True, tag="step"):
     row is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold the first d
     drafts that the worker has for this request; the row samples a token at each of its last 1 + d positions, up to the
     first that differs from the draft after it.
+
+    `draft_limits` has, for each row that samples, the most drafts that the worker may then propose for its request. It
+    is empty if none may have any. None: as many as there are.
 
     `outputs` names what rows want besides tokens. A row that samples may be among them.
 
@@ -370,6 +378,7 @@ class StepPlan(Struct, array_like=True, tag="step"):
     outputs: list[tuple[int, OutputKind]] = []  # (row, kind)
     to_encode: list[MediaItem] = []  # whose rows the towers make, for this plan and later ones
     forgotten: list[bytes] = []  # digests of items whose rows no plan needs before they are made again
+    draft_limits: list[int] | None = None  # see above
 
 
 class StepResult(Struct, array_like=True, tag="result"):

@@ -226,6 +226,28 @@ class Sampler:
         if sampled is self._unsettled:
             self._settle()
 
+    def draft(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        """Chooses drafts from another model's `logits` [num_rows, vocab_size], as `sample` would choose tokens.
+
+        Draws have the random numbers of their positions, so that two models which nearly agree draw the same. What
+        follows outputs on the host is left out. Returns ids [num_rows] int64 on the device.
+        """
+        wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
+        for feature in self._wanted_features(wanted & ~self._one_way & ~self._following):
+            rows = feature.used(batch).nonzero()[0]
+            if len(rows):
+                logits = self._apply(feature, logits, rows, batch)
+        return self._choose(logits, batch, wanted)[0]
+
+    def has_grammar(self, slot: int) -> bool:
+        """Returns True if a grammar holds for the next token of the request in `slot`."""
+        return self.grammar.is_active(slot)
+
+    def forced_tokens(self, slot: int, most: int) -> list[int]:
+        """Returns the tokens that a request's grammar forces after its newest, `most` at most; waits for the step."""
+        self._settle()
+        return self.grammar.forced(slot, most)
+
     def can_go_back(self, slots: np.ndarray) -> np.ndarray:
         """Returns True for requests in `slots` whose positions may be sampled again after other tokens: [num_slots]
         bool.

@@ -99,13 +99,17 @@ class Mask(SamplingFeature):
 
 
 class FollowingMask(Mask):
-    """A mask that the host derives from every token of the output. The sampler passes it each token once, in order."""
+    """A mask that the host derives from every token of the output. The sampler passes it each token once, in order.
 
-    can_go_back = False
+    Rows of one request are neighbours. The tokens between their positions are drafts: the mask walks along these, and
+    goes back once all rows are masked.
+    """
 
     @abstractmethod
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
         """Takes the tokens that a step has sampled, before the next mask is made.
+
+        Tokens of a request after one that differs from the draft there are not part of its output.
 
         Args:
             slots: [num_rows] int64; -1 where the request has left its slot since.
@@ -114,3 +118,15 @@ class FollowingMask(Mask):
         Returns:
             Rows whose token the mask had forbidden, which a later feature brought back.
         """
+
+
+def drafts_between(batch: SampleBatch) -> dict[int, list[int]]:
+    """The drafts that a step checks, by slot: each request's tokens between its rows, of requests with several rows."""
+    follows = np.flatnonzero(batch.slots[1:] == batch.slots[:-1])
+    if not len(follows):
+        return {}
+    found: dict[int, list[int]] = {}
+    token_ids = batch.table.gather(batch.slots[follows], batch.positions[follows]).tolist()
+    for slot, token_id in zip(batch.slots[follows].tolist(), token_ids, strict=True):
+        found.setdefault(slot, []).append(token_id)
+    return found

@@ -1,13 +1,14 @@
 """thinking_token_budget: closes reasoning that has used its budget, by allowing only the tokens of its end mark."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.sampling_params import ThinkingMarks
-from quire.executor.sampling.sampling_feature import FollowingMask, SampleBatch
+from quire.executor.sampling.sampling_feature import FollowingMask, SampleBatch, drafts_between
 
 
 class Thinking:
@@ -33,6 +34,13 @@ class Thinking:
             return None
         return self._marks.end[0][self._num_forced]
 
+    def after(self, token_ids: Sequence[int]) -> "Thinking":
+        """The progress after more tokens, as another object."""
+        other = copy(self)
+        other._tail = self._tail.copy()
+        other.push(token_ids)
+        return other
+
     def push(self, token_ids: Sequence[int]) -> None:
         """Adds the next tokens of the output."""
         for token_id in token_ids:
@@ -56,6 +64,7 @@ class ThinkingBudget(FollowingMask):
     def __init__(self, max_num_seqs: int) -> None:
         self._used = np.zeros(max_num_seqs, bool)
         self._states: dict[int, Thinking] = {}  # by slot
+        self._drafts: dict[int, list[int]] = {}  # by slot, of the current step
 
     def admit(self, request: NewSlot) -> bool:
         params = request.sampling
@@ -74,14 +83,27 @@ class ThinkingBudget(FollowingMask):
         return self._used[batch.slots]
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
+        self._drafts = drafts_between(batch)
+        num_seen: dict[int, int] = {}  # by slot, rows
         for row, slot in zip(rows.tolist(), batch.slots.tolist(), strict=True):
-            if (token_id := self._states[slot].forced) is not None:
+            state, place = self._states[slot], num_seen.get(slot, 0)
+            if place:
+                state = state.after(self._drafts[slot][:place])
+            num_seen[slot] = place + 1
+            if (token_id := state.forced) is not None:
                 logits[row] = -torch.inf
                 logits[row, token_id] = 0
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
         """Advances each request's progress. No later feature can bring a token back, so no row is returned."""
+        settled: set[int] = set()
         for slot, token_id, is_usable in zip(slots.tolist(), token_ids, usable, strict=True):
-            if is_usable and (state := self._states.get(slot)) is not None:
+            if slot in settled or (state := self._states.get(slot)) is None:
+                continue
+            if is_usable:
                 state.push([token_id])
+            drafts = self._drafts.get(slot)
+            if not is_usable or not drafts or drafts.pop(0) != token_id:
+                settled.add(slot)
+        self._drafts = {}
         return []

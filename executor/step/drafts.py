@@ -27,6 +27,11 @@ class Proposal(NamedTuple):
     token_ids: Tensor
     num_drafts: Tensor
 
+    @classmethod
+    def none(cls, device: torch.device) -> "Proposal":
+        """Returns what is proposed for no rows."""
+        return cls(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((0, 0), (0,))))
+
 
 def num_accepted(sampled: Sampled, batch: InputBatch) -> Tensor:
     """Counts the new tokens of each row that wants any, [num_rows] int64 on the device; at least 1.

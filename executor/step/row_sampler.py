@@ -10,9 +10,10 @@ from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
 from quire.executor.sampling.grammar.masks import DeadEnd
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.sampling.sampling_feature import SampleBatch
+from quire.executor.step.drafting.drafter import Drafter
 from quire.executor.step.drafts import num_accepted
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.speculator import ForwardPass, SampledTokens, Speculator
+from quire.executor.step.speculator import ForwardPass, SampledTokens
 from quire.executor.transfers import Transfer, Transfers, to_device
 
 
@@ -25,7 +26,7 @@ class SampledRows:
         of_plan: [rows of the plan] int64, on the host; the same, and 0 for rows that want none.
         sampled: the tokens at these positions, row after row.
         counts: a transfer of two tensors like `num_wanted`: the new tokens of each row, and its current drafts. None if
-            all rows have one new token and there is no speculator.
+            all rows have one new token and none has drafts.
     """
 
     num_wanted: np.ndarray
@@ -53,34 +54,35 @@ class RowSampler:
     """Samples a step's wanted positions and groups the tokens by row.
 
     Args:
-        speculator: proposes drafts; None: no drafts.
+        drafter: proposes drafts; None: no drafts.
     """
 
-    def __init__(
-        self, sampler: Sampler, table: RequestTable, transfers: Transfers, speculator: Speculator | None
-    ) -> None:
+    def __init__(self, sampler: Sampler, table: RequestTable, transfers: Transfers, drafter: Drafter | None) -> None:
         self._sampler = sampler
         self._table = table
         self._transfers = transfers
-        self._speculator = speculator
+        self._drafter = drafter
 
     def launch(self, forward: ForwardPass) -> SampledRows | None:
         """Samples from the step's logits, and writes tokens and drafts into the table; None if no row wants a token."""
         batch = forward.batch
         if not len(batch.wanted_slots):
-            if self._speculator is not None:
+            if self._drafter is not None and self._drafter.sees_all_steps:
                 nothing = np.empty(0, np.int64)
-                sampled_nothing = SampledTokens(nothing, to_device(nothing, self._table.device), nothing.astype(bool))
-                self._speculator.propose(forward, sampled_nothing, self._table)
+                sampled_nothing = SampledTokens(
+                    nothing, nothing, to_device(nothing, self._table.device), nothing.astype(bool)
+                )
+                self._drafter.propose(forward, sampled_nothing, self._table)
             return None
         sampled = self._sample(forward)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
-        if self._speculator is None and len(num_wanted) == len(batch.wanted_slots):
+        drafter = self._drafter if self._drafter is not None and self._drafter.acts_in(forward.plan) else None
+        if drafter is None and len(num_wanted) == len(batch.wanted_slots):
             return SampledRows(num_wanted, batch.num_wanted, sampled, None)
         num_tokens = num_accepted(sampled, batch)
         num_drafts = torch.zeros_like(num_tokens)
-        if self._speculator is not None:
-            self._propose(self._speculator, forward, num_tokens, num_drafts)
+        if drafter is not None:
+            self._propose(drafter, forward, num_tokens, num_drafts)
         return SampledRows(num_wanted, batch.num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
 
     def _sample(self, forward: ForwardPass) -> Sampled:
@@ -92,7 +94,7 @@ class RowSampler:
             return self._sampler.take(forward.tokens, slots)
         samples = SampleBatch(slots, batch.wanted_positions.copy(), self._table)
         logits = forward.logits
-        if self._speculator is not None and self._speculator.reads.logits:
+        if self._drafter is not None and self._drafter.reads.logits:
             logits = logits.clone()
         sampled = self._sampler.sample(logits, samples)
         # On the device, so that the next step can read the tokens before the host does.
@@ -100,7 +102,7 @@ class RowSampler:
         return sampled
 
     def _propose(
-        self, speculator: Speculator, forward: ForwardPass, num_tokens: torch.Tensor, num_drafts: torch.Tensor
+        self, drafter: Drafter, forward: ForwardPass, num_tokens: torch.Tensor, num_drafts: torch.Tensor
     ) -> None:
         """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them."""
         batch, device = forward.batch, num_tokens.device
@@ -108,15 +110,23 @@ class RowSampler:
         firsts = np.cumsum(batch.num_wanted[rows]) - batch.num_wanted[rows]
         slots = batch.wanted_slots[firsts]
         num_known = to_device(batch.wanted_positions[firsts], device) + num_tokens
-        wants_drafts = self._sampler.can_go_back(slots)
-        proposal = speculator.propose(forward, SampledTokens(rows, num_known, wants_drafts), self._table)
+        wants_drafts, limits = self._sampler.can_go_back(slots), None
+        if forward.plan.draft_limits is not None:
+            limits = np.zeros(len(rows), np.int64)
+            limits[: len(forward.plan.draft_limits)] = forward.plan.draft_limits
+            wants_drafts = wants_drafts & (limits > 0)
+        sampled = SampledTokens(rows, slots, num_known, wants_drafts, limits)
+        proposal = drafter.propose(forward, sampled, self._table)
         asked = np.flatnonzero(wants_drafts)
         if not len(asked):
             return
         index = to_device(asked, device)
         num_columns = int(batch.wanted_positions.max()) + 1 + proposal.token_ids.shape[1]
         self._table.write_drafts(slots[asked], num_known[index], proposal.token_ids, num_columns)
-        num_drafts[index] = proposal.num_drafts
+        counts = proposal.num_drafts
+        if limits is not None:
+            counts = torch.minimum(counts, to_device(limits[asked], device))
+        num_drafts[index] = counts
 
     def collect(self, rows: SampledRows, result: StepResult) -> None:
         """Reads the rows' tokens into `result`, waiting for the step if necessary."""

@@ -20,6 +20,7 @@ from quire.executor.sampling.recorded_sampler import RecordedSampler
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.divided_forward import DividedForward
+from quire.executor.step.drafting.drafter import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.encoded_inputs import EncodedInputs
 from quire.executor.step.forward import Forward
@@ -36,7 +37,7 @@ from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.short_memory import StepInParts
 from quire.executor.step.slot_state import SlotState
-from quire.executor.step.speculator import ForwardReads, Speculator
+from quire.executor.step.speculator import ForwardReads
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
 from quire.executor.step.state_rewind import StateRewind
@@ -78,7 +79,7 @@ def build_runner(
     adapters: Adapters | None,
     has_peers: bool,
     custom: Sequence[CustomFeature],
-    speculator: Speculator | None,
+    drafter: Callable[[Sampler], Drafter | None],
     vector_heads: Mapping[str, VectorHead],
     is_profiled: Callable[[], bool],
 ) -> ModelRunner | StageRunner:
@@ -89,6 +90,7 @@ def build_runner(
         adapters: those of the model's linear layers, if any.
         has_peers: other engines run every step together with this one.
         custom: features of logits processors, in the stage that samples.
+        drafter: builds what proposes drafts, in the stage that samples; None: nothing does.
         vector_heads: those that requests for vectors may name.
         is_profiled: called at each step, see `RecordedSteps`.
     """
@@ -139,7 +141,7 @@ def build_runner(
 
     if not stage.is_last:
         return StageRunner(forward, inputs(), transfers, spans)
-    mode = config.logprobs_mode
+    mode, drafts = config.logprobs_mode, drafter(sampler)
     heads: Heads = {
         OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
         OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
@@ -148,13 +150,13 @@ def build_runner(
     return ModelRunner(
         forward,
         recorded,
-        inputs(sampler, *heads.values(), *([] if speculator is None else [speculator])),
-        RowSampler(sampler, table, transfers, speculator),
+        inputs(sampler, *heads.values(), *([] if drafts is None else [drafts])),
+        RowSampler(sampler, table, transfers, drafts),
         heads,
         transfers,
         spans,
-        ForwardReads() if speculator is None else speculator.reads,
-        None if speculator is None or not memory.states else StateRewind(forward, memory.states, table),
+        ForwardReads() if drafts is None else drafts.reads,
+        None if drafts is None or not memory.states else StateRewind(forward, memory.states, table),
         _parts(config, memory, forward, is_cached=is_cached) if not sequences.is_divided and not has_peers else None,
         None
         if is_cached

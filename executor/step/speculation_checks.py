@@ -1,6 +1,6 @@
 """Refuses models and layouts that speculation cannot serve."""
 
-from quire.core.config.resolved import EngineConfig, ModelSpec
+from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model
 from quire.executor.step.speculator import ForwardReads
@@ -46,22 +46,4 @@ def check_target(config: EngineConfig, model: Model, reads: ForwardReads) -> Non
         raise ModelLoadError(
             f"The speculator reads the output of layer {max(reads.layers)}, but {name} shows those of its first "
             f"{model.num_layer_outputs} layers: serve it without drafts."
-        )
-
-
-def check_draft(target: ModelSpec, draft: ModelSpec, model: Model) -> None:
-    """Refuses draft models.
-
-    Raises:
-        ModelLoadError: the model does not know the target's tokens, or cannot take drafts back.
-    """
-    if draft.vocab_size < target.vocab_size:
-        raise ModelLoadError(
-            f"The draft model {draft.name} has {draft.vocab_size} tokens, fewer than the {target.vocab_size} of "
-            f"{target.name}: choose a draft model with the same tokenizer."
-        )
-    if model.state_layers or any(layer.sees_prompt for layer in model.kv_layers):
-        raise ModelLoadError(
-            f"The draft model {draft.name} has layers that cannot take a draft back, recurrent ones or such as see a "
-            "prompt's end: choose one with attention to earlier tokens alone."
         )

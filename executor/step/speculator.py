@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from quire.core.wire.protocol import StepPlan
+from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.executor.step.drafts import Proposal
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.request_table import RequestTable
@@ -57,28 +57,41 @@ class SampledTokens(NamedTuple):
 
     Attributes:
         rows: [num_rows] int64, on the host; the rows of the plan.
+        slots: [num_rows] int64, on the host.
         num_known: [num_rows] int64, on the device; the known tokens of each request, new ones included.
         wants_drafts: [num_rows] bool, on the host.
+        limits: [num_rows] int64, on the host; the most drafts of a row that will be checked. None: there is no limit.
     """
 
     rows: np.ndarray
+    slots: np.ndarray
     num_known: Tensor
     wants_drafts: np.ndarray
+    limits: np.ndarray | None = None
+
+    def limit(self, most: int) -> int:
+        """Returns `most`, or less if no row that wants drafts may have as many."""
+        if self.limits is None:
+            return most
+        return min(most, int(self.limits[self.wants_drafts].max(initial=0)))
 
 
 class Speculator(SlotState, Protocol):
     """Proposes the next tokens of requests. All ranks must propose the same drafts.
 
-    It is called once in every step, also where no row samples: a speculator with keys and values of its own computes
-    them for all tokens of the step, so that cached prefixes are complete.
+    One that `sees_all_steps` is called once in every step, also where no row samples: a speculator with keys and values
+    of its own computes them for all tokens of the step, so that cached prefixes are complete. Others are called where a
+    row wants drafts.
 
     Requests whose features cannot go back (`SamplingFeature.can_go_back`) get no drafts.
 
     Attributes:
         reads: what `propose` reads of the forward pass.
+        sees_all_steps: it keeps something of every token.
     """
 
     reads: ForwardReads
+    sees_all_steps: bool
 
     def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
         """Returns drafts for the positions from `num_known` on, one row for each that wants drafts, in order.
@@ -87,3 +100,16 @@ class Speculator(SlotState, Protocol):
         for the step.
         """
         ...
+
+
+class Stateless:
+    """A base for speculators that keep nothing of requests, and read nothing of the forward pass."""
+
+    reads = ForwardReads()
+    sees_all_steps = False
+
+    def admit(self, request: NewSlot) -> None:
+        """Does nothing."""
+
+    def release(self, slots: list[int]) -> None:
+        """Does nothing."""

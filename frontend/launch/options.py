@@ -31,17 +31,26 @@ from quire.frontend.launch.layout import (
 from quire.frontend.launch.media import reads_media
 from quire.frontend.launch.pipeline_stages import divide_layers
 from quire.frontend.launch.pooling import resolve_pooling
+from quire.frontend.launch.speculation import resolve_speculation
 
 UsageContext = Literal["llm", "server"]
 DEFAULT_BLOCK_SIZE = 16
 LARGE_GPU_BYTES = 70 * 2**30
 
 
-def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes: int | None = None) -> EngineConfig:
+def resolve(
+    args: EngineArgs,
+    spec: ModelSpec,
+    usage: UsageContext,
+    *,
+    gpu_bytes: int | None = None,
+    draft: ModelSpec | None = None,
+) -> EngineConfig:
     """Fills in every default.
 
     Args:
         gpu_bytes: memory of a GPU to resolve for, which need not be in this machine; None: this machine's device.
+        draft: what `read_draft` has read of the checkpoint that drafts come from.
 
     Raises:
         ConfigError: options that contradict each other or the checkpoint.
@@ -71,7 +80,10 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
                 f"{spec.name} has an encoder and a decoder and generates text; leave out --runner and --convert."
             )
         spec = _with_encoder_limit(spec, max_model_len, layout)
+    speculation, draft_model = resolve_speculation(args, spec, layout, pooling, draft)
     limits = _limits(args, defaults, max_model_len, spec, is_server=usage == "server")
+    if draft_model is not None:
+        limits = msgspec.structs.replace(limits, num_lookahead_tokens=draft_model.num_tokens)
     return EngineConfig(
         spec=spec,
         limits=limits,
@@ -89,6 +101,8 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         quantization=_quantization(args),
         pooling=pooling,
         reads_media=pooling is None and reads_media(args.multimodal, spec, layout),
+        speculation=speculation,
+        draft_model=draft_model,
         adapters=AdapterOptions.of(args.lora),
         expert_placement=expert_placement(args.parallel),
         cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,

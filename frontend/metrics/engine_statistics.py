@@ -36,12 +36,20 @@ class EngineStatistics:
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self.num_preemptions = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_by_position: list[int] = []
         self._step_tokens = Histogram(STEP_TOKENS)
 
     @property
     def label(self) -> str:
         """The engine's number among all."""
         return self._families.labels["engine"]
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that were right."""
+        return sum(self.num_accepted_by_position)
 
     def on_stats(self, stats: SchedulerStats) -> None:
         """Takes statistics of a step, a refusal or a heartbeat. An engine that was started again counts from zero."""
@@ -51,6 +59,12 @@ class EngineStatistics:
         self.prefix_cache_hits += stats.prefix_cache_hits - before.prefix_cache_hits
         self.num_preemptions += stats.num_preemptions - before.num_preemptions
         self.computed_prompt_tokens += stats.num_prompt_tokens - before.num_prompt_tokens
+        self.num_drafts += stats.num_drafts - before.num_drafts
+        self.num_draft_tokens += stats.num_draft_tokens - before.num_draft_tokens
+        counts, older = self.num_accepted_by_position, before.num_accepted_by_position
+        counts += [0] * (len(stats.num_accepted_by_position) - len(counts))
+        for place, count in enumerate(stats.num_accepted_by_position):
+            counts[place] += count - (older[place] if place < len(older) else 0)
         num_generated = stats.num_generated_tokens - before.num_generated_tokens
         self.generated_tokens += num_generated
         num_steps = stats.num_steps - before.num_steps  # more than one when this frontend has just come
@@ -88,8 +102,15 @@ class EngineStatistics:
             ("vllm:mm_cache_queries_total", "Multimodal items looked up.", 0),
             ("vllm:mm_cache_hits_total", "Multimodal items found.", 0),
             ("vllm:num_preemptions_total", "Times that a request lost its pages to another.", self.num_preemptions),
+            ("vllm:spec_decode_num_drafts_total", "Rows whose drafts were checked.", self.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens_total", "Drafts that were checked.", self.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens_total", "Drafts that were right.", self.num_accepted_tokens),
         ):
             yield families.counter(name, text, value)
+        right = {str(place): count for place, count in enumerate(self.num_accepted_by_position)}
+        yield families.counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafts that were right, by place.", right, "position"
+        )
         places = {"device": self.prefix_cache_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
         yield families.counter(
             "vllm:prompt_tokens_cached_by_source_total", "Tokens found in a cache, by its place.", places, "source"

@@ -21,7 +21,7 @@ class Counter(Metric):
 
 
 class Vector(Metric):
-    """Counts by position, such as of drafts accepted. Nothing drafts yet, so there is none."""
+    """Counts by position, such as of drafts accepted."""
 
     values: list[int]
 
@@ -40,6 +40,10 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
+POSITION = "position"
+"""The label of counts that a `Vector` has together."""
+
+
 def read_metrics(families: Iterable[Family]) -> list[Metric]:
     """The metrics of Prometheus families. A counter's name lacks the `_total` that its sample has."""
     found: list[Metric] = []
@@ -47,6 +51,8 @@ def read_metrics(families: Iterable[Family]) -> list[Metric]:
         match family.type:
             case "gauge":
                 found += [Gauge(name=family.name, labels=each.labels, value=each.value) for each in family.samples]
+            case "counter" if any(POSITION in each.labels for each in family.samples):
+                found += _vectors(family)
             case "counter":
                 found += [
                     Counter(name=family.name, labels=each.labels, value=int(each.value))
@@ -72,3 +78,11 @@ def _histograms(family: Family) -> list[Histogram]:
             case "_sum":
                 histogram.sum = sample.value
     return list(found.values())
+
+
+def _vectors(family: Family) -> list[Vector]:
+    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for sample in family.samples:
+        labels = tuple(item for item in sample.labels.items() if item[0] != POSITION)
+        found.setdefault(labels, []).append(int(sample.value))
+    return [Vector(name=family.name, labels=dict(labels), values=values) for labels, values in found.items()]

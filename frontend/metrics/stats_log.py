@@ -27,7 +27,7 @@ class StatsLine:
     def next(self, seconds: float) -> str | None:
         """The changes since the last call, `seconds` ago; None if the engines were idle before that call and since."""
         now = self._counters()
-        prompt, output, queries, hits = (a - b for a, b in zip(now, self._before, strict=True))
+        prompt, output, queries, hits, checked, right = (a - b for a, b in zip(now, self._before, strict=True))
         self._before = now
         running = sum(each.stats.num_running for each in self._engines)
         waiting = sum(each.stats.num_waiting for each in self._engines)
@@ -41,14 +41,17 @@ class StatsLine:
             f"{self._name}prompt {prompt / seconds:.1f} tokens/s, output {output / seconds:.1f} tokens/s, "
             f"running {running}, waiting {waiting}, "
             f"KV cache {100 * usage:.1f}%, prefix cache hits {hit_rate}"
+            + (f", drafts accepted {right} of {checked} ({100 * right / checked:.1f}%)" if checked else "")
         )
 
-    def _counters(self) -> tuple[int, int, int, int]:
+    def _counters(self) -> tuple[int, ...]:
         return (
             sum(each.computed_prompt_tokens for each in self._engines),
             sum(each.generated_tokens for each in self._engines),
             sum(each.prefix_cache_queries for each in self._engines),
             sum(each.prefix_cache_hits for each in self._engines),
+            sum(each.num_draft_tokens for each in self._engines),
+            sum(each.num_accepted_tokens for each in self._engines),
         )
 
 

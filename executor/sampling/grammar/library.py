@@ -3,6 +3,7 @@
 import pkgutil
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ class GrammarLibrary:
     def __init__(self, cache_bytes: int = _CACHE_BYTES) -> None:
         self._cache_bytes = cache_bytes
         self._loaders: OrderedDict[tuple[str, str], Loader] = OrderedDict()
+        self._pieces: dict[str, Sequence[bytes]] = {}  # by the vocabulary's path
         self._grammars: OrderedDict[bytes, tuple[object, int]] = OrderedDict()
         self._num_bytes = 0
 
@@ -47,12 +49,17 @@ class GrammarLibrary:
         loader = self._loader(grammar)
         return loader.matcher(self._load(loader, grammar))
 
+    def pieces(self, grammar: Grammar) -> Sequence[bytes]:
+        """The text of each token of the grammar's vocabulary; known once a matcher of the vocabulary was built."""
+        return self._pieces[grammar.vocabulary_path]
+
     def _loader(self, grammar: Grammar) -> Loader:
         key = (grammar.backend, grammar.vocabulary_path)
         loader = self._loaders.get(key)
         if loader is None:
             data = Path(grammar.vocabulary_path).read_bytes()
             vocabulary = msgspec.msgpack.decode(data, type=Vocabulary)
+            self._pieces[grammar.vocabulary_path] = vocabulary.tokens
             loader = self._loaders[key] = pkgutil.resolve_name(LOADERS[grammar.backend])(vocabulary)
             if len(self._loaders) > _MAX_LOADERS:
                 self._loaders.popitem(last=False)

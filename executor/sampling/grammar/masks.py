@@ -5,7 +5,7 @@ an accelerator is still busy with its forward pass, and on a CPU one or two micr
 to another thread. A chosen token is looked up in its mask; its matcher advances just before the next mask.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -16,10 +16,13 @@ from quire.core.logging import get_logger
 from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
-from quire.executor.sampling.sampling_feature import FollowingMask, SampleBatch
+from quire.executor.sampling.sampling_feature import FollowingMask, SampleBatch, drafts_between
 from quire.ops.backend import Backend
 
 logger = get_logger(__name__)
+
+_MANY = 64
+"""More tokens than these are no beginnings of one text."""
 
 
 class DeadEnd(NamedTuple):
@@ -43,9 +46,12 @@ class GrammarMasks(FollowingMask):
         self._matchers: dict[int, Matcher] = {}  # by slot; since the first mask
         self._faults: dict[int, str] = {}  # by slot; why there is no mask
         self._stuck: set[int] = set()  # slots whose last mask allowed nothing
-        self._chosen: dict[int, int] = {}  # by slot; the token that its matcher has not accepted yet
+        self._chosen: dict[int, list[int]] = {}  # by slot; the tokens that its matcher has not accepted yet
+        self._drafts: dict[int, list[int]] = {}  # by slot; of the current step
+        self._next: dict[int, np.ndarray] = {}  # by slot; the next mask, where it is known already
         self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the current step
-        self._masked: dict[int, int] = {}  # slot to row of the bitmask
+        self._masked: dict[int, int] = {}  # slot to row of the bitmask, of its next token
+        self._pieces: dict[int, Sequence[bytes]] = {}  # by slot; the text of each token
         self._library = GrammarLibrary()
         # One thread, so that the work for a slot is done in the order of submission.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -75,10 +81,12 @@ class GrammarMasks(FollowingMask):
         self._faults.pop(slot, None)
         self._stuck.discard(slot)
         self._unmask(slot)
+        self._pieces.pop(slot, None)
 
     def _start(self, request: NewSlot, output: list[int]) -> Matcher:
         assert request.grammar is not None
         matcher = self._library.matcher(request.grammar)
+        self._pieces[request.slot] = self._library.pieces(request.grammar)
         for token_id in output:
             if not matcher.accept(token_id):
                 raise MatcherError("an earlier engine's output does not match the grammar")
@@ -93,16 +101,28 @@ class GrammarMasks(FollowingMask):
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
         """Leaves only the tokens that the grammars allow."""
         slots = batch.slots.tolist()
+        self._drafts = drafts_between(batch)
         self._bitmask = self._fill(slots)
-        self._masked = {slot: row for row, slot in enumerate(slots)}
+        rows_of = enumerate(slots)
+        self._masked = {slot: row for row, slot in (reversed([*rows_of]) if self._drafts else rows_of)}  # first rows
         self._ops.apply_bitmask(logits, rows, self._bitmask)
 
     def _fill(self, slots: list[int]) -> np.ndarray:
         """[num_rows, num_words] int32; zeros, which allow nothing, where a matcher failed."""
         bitmask = np.zeros((len(slots), self._num_words), np.int32)
         by_library: dict[type[Matcher], tuple[list[Matcher], list[int]]] = {}  # by library: matchers and their rows
+        before = -1
         for row, slot in enumerate(slots):
-            if (matcher := self._matcher(slot)) is not None:
+            if slot == before:
+                continue
+            before = slot
+            if (matcher := self._matcher(slot)) is None:
+                continue
+            if slot in self._drafts:
+                self._fill_rows(bitmask, row, matcher, slot)
+            elif (known := self._next.pop(slot, None)) is not None:
+                bitmask[row] = known
+            else:
                 matchers, rows = by_library.setdefault(type(matcher), ([], []))
                 matchers.append(matcher)
                 rows.append(row)
@@ -114,6 +134,31 @@ class GrammarMasks(FollowingMask):
                     self._fill_row(bitmask, row, matcher, slots[row])
         return bitmask
 
+    def _fill_rows(self, bitmask: np.ndarray, row: int, matcher: Matcher, slot: int) -> None:
+        """Fills the masks of a request's rows from `row` on, along its drafts, and goes back.
+
+        A draft that is forbidden, or ends the output, is the last that counts: what follows it is not masked.
+        """
+        drafts, num_accepted = self._drafts[slot], 0
+        bitmask[row + 1 : row + 1 + len(drafts)] = -1
+        known = self._next.pop(slot, None)
+        if known is None:
+            self._fill_row(bitmask, row, matcher, slot)
+        else:
+            bitmask[row] = known
+        try:
+            for draft in drafts:
+                allowed = bitmask.item(row + num_accepted, draft // 32) >> draft % 32 & 1
+                if not allowed or draft in self._eos_token_ids or not matcher.accept(draft):
+                    break
+                num_accepted += 1
+                matcher.fill(bitmask, row + num_accepted)
+            if num_accepted:
+                matcher.rollback(num_accepted)
+        except Exception as error:  # a library's error: its request ends
+            self._blame(slot, error)
+            bitmask[row : row + 1 + len(drafts)] = 0
+
     def _fill_row(self, bitmask: np.ndarray, row: int, matcher: Matcher, slot: int) -> None:
         try:
             matcher.fill(bitmask, row)
@@ -123,12 +168,13 @@ class GrammarMasks(FollowingMask):
 
     def _matcher(self, slot: int) -> Matcher | None:
         """The matcher of a request, advanced past all known tokens; None if it failed."""
-        matcher, token_id = self._matchers.get(slot), self._chosen.pop(slot, None)
+        matcher, chosen = self._matchers.get(slot), self._chosen.pop(slot, [])
         try:
             if matcher is None and slot not in self._faults:
                 matcher = self._matchers[slot] = self._loading[slot].result()
-            elif matcher is not None and token_id is not None and not matcher.accept(token_id):
-                raise MatcherError("the library refuses a token that it allowed")
+            for token_id in chosen:
+                if matcher is not None and not matcher.accept(token_id):
+                    raise MatcherError("the library refuses a token that it allowed")
         except Exception as error:  # a library's error, as above
             self._blame(slot, error)
             return None
@@ -149,24 +195,79 @@ class GrammarMasks(FollowingMask):
         if not self._masked:
             return broken
         for row, (slot, token_id, is_usable) in enumerate(zip(slots.tolist(), token_ids, usable, strict=True)):
-            if (place := self._masked.get(slot)) is None:
+            if (place := self._masked.pop(slot, None)) is None:
                 continue
+            drafts = self._drafts.get(slot)
             if is_usable and not self._bitmask.item(place, token_id // 32) >> token_id % 32 & 1:
                 broken.append(row)
                 self._unmask(slot)
+            elif not is_usable and slot in self._chosen:
+                pass  # after a draft: the request samples here again
             elif not is_usable or token_id in self._eos_token_ids:
                 if not self._bitmask[place].any():
                     self._stuck.add(slot)
                 self._unmask(slot)
             else:
-                self._chosen[slot] = token_id
+                self._chosen.setdefault(slot, []).append(token_id)
+                if drafts and drafts.pop(0) == token_id:
+                    self._masked[slot] = place + 1
         self._masked = {}
         return broken
+
+    # ------------------------------------------------------------------------------------------------- forced pieces
+
+    def is_active(self, slot: int) -> bool:
+        """Returns True if the request in `slot` has a grammar that is not complete."""
+        return bool(self._active[slot])
+
+    def forced(self, slot: int, most: int) -> list[int]:
+        """Returns the tokens that must follow a request's known tokens, `most` at most.
+
+        A grammar may force a text that several tokens begin. The longest of these is taken, which a tokenizer mostly
+        takes as well.
+        """
+        if not self._active[slot] or (matcher := self._matcher(slot)) is None:
+            return []
+        found: list[int] = []
+        mask = np.zeros((1, self._num_words), np.int32)
+        num_accepted = 0
+        try:
+            while len(found) < most:
+                matcher.fill(mask, 0)
+                if not found:
+                    self._next[slot] = mask[0].copy()
+                token_id = self._forced_token(mask[0], self._pieces[slot])
+                if token_id is None:
+                    break
+                found.append(token_id)
+                if token_id in self._eos_token_ids or not matcher.accept(token_id):
+                    break
+                num_accepted += 1
+            if num_accepted:
+                matcher.rollback(num_accepted)
+        except Exception as error:  # a library's error: its request ends
+            self._blame(slot, error)
+            return []
+        return found
+
+    def _forced_token(self, mask: np.ndarray, pieces: Sequence[bytes]) -> int | None:
+        """Returns the longest allowed token, if all others are beginnings of it; None: the text is not forced."""
+        if np.count_nonzero(mask) > _MANY:
+            return None
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not 0 < len(allowed) <= _MANY or allowed[-1] >= len(pieces):
+            return None
+        longest = max(allowed.tolist(), key=lambda token_id: len(pieces[token_id]))
+        text = pieces[longest]
+        if len(allowed) > 1 and not all(pieces[each] and text.startswith(pieces[each]) for each in allowed.tolist()):
+            return None
+        return longest
 
     def _unmask(self, slot: int) -> None:
         """Stops masking a request's tokens."""
         self._matchers.pop(slot, None)
         self._chosen.pop(slot, None)
+        self._next.pop(slot, None)
         self._active[slot] = False
 
     def why_nothing_fits(self, slot: int, *, has_other_limits: bool) -> DeadEnd | None:

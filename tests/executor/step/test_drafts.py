@@ -42,6 +42,7 @@ class ToldDrafter:
     """Knows each request's output, and proposes the right tokens most of the time."""
 
     reads = ForwardReads()
+    sees_all_steps = False
 
     def __init__(self, outputs: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
         """`outputs` by prompt."""
@@ -64,7 +65,7 @@ class ToldDrafter:
             self._requests.pop(slot, None)
 
     def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
-        slots = np.array(forward.plan.slots)[sampled.rows[sampled.wants_drafts]]
+        slots = sampled.slots[sampled.wants_drafts]
         num_known = sampled.num_known[torch.from_numpy(sampled.wants_drafts)]
         token_ids = torch.randint(0, VOCAB_SIZE, (len(slots), MOST_DRAFTS), generator=self._wrong)
         counts = torch.zeros(len(slots), dtype=torch.int64)
@@ -203,16 +204,23 @@ def test_two_ranks_accept_the_same_drafts(folder: Path, without: dict[str, list[
         assert any(len(delta.token_ids) > 2 for entries in deltas.values() for delta in entries)
 
 
-def test_requests_whose_masks_cannot_go_back_get_no_drafts(folder: Path) -> None:
+def test_a_thinking_budget_walks_along_the_drafts(folder: Path) -> None:
     marks = ThinkingMarks(begin=[[3]], end=[[21, 22]], opened=True)
     requests = [
-        request("thinks", prompt_of(70, 12), thinking_token_budget=4, thinking=marks),
-        request("plain", prompt_of(71, 12)),
+        *(
+            request(f"thinks {n}", prompt_of(70 + n, 12), thinking_token_budget=4 + n, thinking=marks, temperature=0.9)
+            for n in (0, 2, 4)
+        ),
+        request("plain", prompt_of(79, 12)),
     ]
     expected = serve(folder)(requests)
     drafter = told(expected, requests)
-    check_same(serve(folder, drafter)(requests), expected)
-    assert {one.sampling.thinking_token_budget for one in drafter.asked} == {None}
+    got = serve(folder, drafter)(requests)
+    check_same(got, expected)
+    for name in ("thinks 0", "thinks 2", "thinks 4"):
+        assert max(len(delta.token_ids) for delta in got[name]) > 2, name
+    output = [token for delta in got["thinks 2"] for token in delta.token_ids]
+    assert output[6:8] == [21, 22]  # the mark, after six tokens
 
 
 def test_a_row_brings_drafts_up_to_the_first_wrong_one(checkpoint: Callable[..., Path]) -> None:

@@ -31,6 +31,8 @@ from tests.executor.step.test_model_runner import (
 class Onlooker:
     """Proposes nothing, and keeps what it sees: by slot and position, copies of values."""
 
+    sees_all_steps = True
+
     def __init__(self, reads: ForwardReads) -> None:
         self.reads = reads
         self.seen: dict[str, dict[tuple[int, int], torch.Tensor]] = {}

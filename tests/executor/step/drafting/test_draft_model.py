@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import DraftModelConfig, EngineConfig
+from quire.core.config.speculative import Speculation
 from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import RequestDelta
 from quire.core.wire.rank import Layout, Rank
@@ -31,6 +32,7 @@ def with_draft_model(folder: Path, draft: Path, **changes: Any) -> EngineConfig:
         folder,
         limits=replace(LIMITS, num_lookahead_tokens=NUM_DRAFTS),
         draft_model=DraftModelConfig(spec=spec, num_tokens=NUM_DRAFTS),
+        speculation=Speculation(method="draft_model", num_tokens=NUM_DRAFTS),
         **changes,
     )
 

@@ -1,0 +1,24 @@
+"""All methods of drafting, by the name that `--speculative-config.method` has.
+
+To add one: its file beside this one, with a class as `Method` describes, a line here, and its facts in `METHODS` of
+`core/config/speculative.py`. A method whose model is not an ordinary one also adds the model's class to
+`executor/models/architectures.py`.
+"""
+
+import pkgutil
+
+from quire.executor.step.drafting.method import Method
+
+_PACKAGE = "quire.executor.step.drafting."
+_CLASSES = {
+    "ngram": "ngram:Ngram",
+    "suffix": "suffix:Suffix",
+    "draft_model": "draft_model:DraftModel",
+    "custom_class": "custom_class:CustomClass",
+}
+
+
+def find_method(name: str) -> type[Method]:
+    """Returns the class of a method, imported now."""
+    found: type[Method] = pkgutil.resolve_name(_PACKAGE + _CLASSES[name])
+    return found

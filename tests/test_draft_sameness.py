@@ -1,0 +1,80 @@
+"""A request's tokens are those that it has without drafts, whatever makes the drafts and however the engine runs."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM
+from tests.oracle import OUTPUTS
+from tests.test_sameness import BASE_OPTIONS as PLAIN_OPTIONS
+from tests.test_sameness import params, prompts
+
+ORACLE = {"method": "custom_class", "model": "tests.oracle.Oracle", "num_speculative_tokens": 4}
+BASE_OPTIONS = PLAIN_OPTIONS | {"disable_log_stats": False}
+ALWAYS = {"enable_adaptive_verification": False}
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[..., Path]) -> str:
+    return str(checkpoint("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[list[int]]]:
+    with LLM(model, **BASE_OPTIONS) as llm:
+        outputs = [output.outputs[0].token_ids for output in llm.generate(prompts(), params(), use_tqdm=False)]
+    path = tmp_path_factory.mktemp("oracle") / "outputs.json"
+    known = [[prompt["prompt_token_ids"], tokens] for prompt, tokens in zip(prompts(), outputs, strict=True)]
+    path.write_text(json.dumps(known))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OUTPUTS, str(path))
+        yield outputs
+
+
+def count(llm: LLM, name: str) -> Any:
+    [found] = [metric for metric in llm.get_metrics() if metric.name == f"vllm:spec_decode_num_{name}"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("speculation", "options"),
+    [
+        pytest.param(ORACLE | ALWAYS, {}, id="always"),
+        pytest.param(ORACLE, {}, id="adaptive"),
+        pytest.param(ORACLE | ALWAYS, {"num_gpu_blocks_override": 40, "enable_prefix_caching": False}, id="preempted"),
+        pytest.param(
+            ORACLE | ALWAYS, {"tensor_parallel_size": 2, "max_num_batched_tokens": 16}, id="tensor-parallel-2-in-chunks"
+        ),
+    ],
+)
+def test_same_tokens_with_an_oracle(
+    model: str, expected: list[list[int]], speculation: dict[str, Any], options: dict[str, Any]
+) -> None:
+    with LLM(model, speculative_config=speculation, **(BASE_OPTIONS | options)) as llm:
+        outputs = llm.generate(prompts(), params(), use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        drafts, accepted = count(llm, "drafts").value, count(llm, "accepted_tokens").value
+        places = count(llm, "accepted_tokens_per_pos").values
+    assert sum(places) == accepted
+    if "enable_adaptive_verification" in speculation:
+        assert accepted > 2 * drafts > 0  # of up to four
+        assert len(places) == 4
+        assert places == sorted(places, reverse=True)
+    if "num_gpu_blocks_override" in options:
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_same_tokens_with_lookups(model: str, expected: list[list[int]], method: str) -> None:
+    speculation = {"method": method, "prompt_lookup_min": 1, **ALWAYS}
+    with LLM(model, speculative_config=speculation, **BASE_OPTIONS) as llm:
+        for _ in range(2):  # the second time, finished answers are those that come
+            outputs = llm.generate(prompts(), params(), use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+        drafts, accepted = count(llm, "draft_tokens").value, count(llm, "accepted_tokens").value
+    assert drafts > 0
+    if method == "suffix":
+        assert accepted > 200
