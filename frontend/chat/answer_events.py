@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from quire.frontend.chat.custom_tools import CustomCalls
+from quire.frontend.chat.predicted_output import PredictedOutput
 from quire.frontend.outputs import CompletionOutput, RequestOutput
 from quire.frontend.parsing.answers.output_parser import OutputParser
 from quire.frontend.parsing.events import (
@@ -149,6 +150,7 @@ class Turn:
         tokenizer: counts the tokens of reasoning.
         reads_reasoning: the readers separate reasoning from the answer.
         shows_tokens: False when the client must not see the answer's tokens, because they include hidden reasoning.
+        predicted: what the client predicts; None: nothing.
     """
 
     def __init__(
@@ -160,11 +162,13 @@ class Turn:
         *,
         reads_reasoning: bool = False,
         shows_tokens: bool = True,
+        predicted: PredictedOutput | None = None,
     ) -> None:
         self.stream = stream
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
         self.shows_tokens = shows_tokens
+        self.predicted = predicted
         self._reads_reasoning = reads_reasoning
         self._tokenizer = tokenizer
 

@@ -39,6 +39,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     streams: bool = False  # the client reads the answer while it grows
     priority: int = 0
     cache_salt: str | None = None
+    prediction: str = ""  # of the answer's text; it is tried as drafts
 
     @property
     def num_choices(self) -> int:

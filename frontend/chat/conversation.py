@@ -15,6 +15,7 @@ from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.chat.generate_bodies import PromptRendering
+from quire.frontend.chat.predicted_output import PredictedOutput
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.rendered import ParseContext, ReasoningParserKwargs, RenderedRequest, StreamOptions
 from quire.frontend.chat.renderer import Renderer
@@ -220,7 +221,8 @@ class Conversations:
         text = prompt.text or ""
         with renamed(**chat.names), renamed(prompt="messages", data_parallel_rank=RANK_HEADER):
             choices = await self._reader.choices(chat, text)
-            stream = await self._open_stream(chat, prompt, request_id, headers.data_parallel_rank)
+            prediction = await self._prediction(chat)
+            stream = await self._open_stream(chat, prompt, request_id, headers.data_parallel_rank, prediction)
         # Beams are read after they have ended.
         if chat.tools.bounds_calls and choices is not None and isinstance(stream, RequestStream):
             for index, choice in enumerate(choices):
@@ -232,6 +234,7 @@ class Conversations:
             self._engine.async_tokenizer.tokenizer,
             reads_reasoning=self._reader.reads_reasoning,
             shows_tokens=self._reader.shows_tokens(chat),
+            predicted=PredictedOutput(prediction, chat.num_choices) if chat.prediction else None,
         )
 
     def _asked(self, chat: ChatInput) -> dict[str, Any]:
@@ -241,8 +244,16 @@ class Conversations:
         asked = chat.max_tokens if chat.max_tokens is not None else defaults.get("max_tokens")
         return {**defaults, **chat.sampling, "max_tokens": sampling_input.limit_output(asked)}
 
+    async def _prediction(self, chat: ChatInput) -> list[int]:
+        """The tokens of the predicted answer, as many as may come."""
+        if not chat.prediction:
+            return []
+        tokenize = self._engine.async_tokenizer.tokenize
+        token_ids = await tokenize(chat.prediction, add_special_tokens=False, must_fit=False)
+        return token_ids[: self._engine.max_model_len]
+
     async def _open_stream(
-        self, chat: ChatInput, prompt: Prompt, request_id: str, data_parallel_rank: int | None
+        self, chat: ChatInput, prompt: Prompt, request_id: str, data_parallel_rank: int | None, prediction: list[int]
     ) -> OutputStream:
         fields = {**self._asked(chat), **self._reader.sampling_fields(chat, prompt.text or "")}
         sampling = SamplingParams(**fields)
@@ -260,6 +271,7 @@ class Conversations:
                 fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
                 grammar_is_whole=True,
                 data_parallel_rank=data_parallel_rank,
+                prediction=prediction,
             ),
         )
 

@@ -13,10 +13,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
-class CompletionTokensDetails(Struct):
-    """Tokens of the reasoning, whether or not the answer shows it."""
+class CompletionTokensDetails(Struct, omit_defaults=True):
+    """Tokens of the reasoning, whether or not the answer shows it, and those of a prediction, in the answer and not."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class CompletionUsage(Struct, kw_only=True):
@@ -26,7 +28,7 @@ class CompletionUsage(Struct, kw_only=True):
     total_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None  # if the server separates reasoning
+    completion_tokens_details: CompletionTokensDetails | None = None  # of reasoning, or a prediction
 
 
 # ------------------------------------------------------------------------------------------------------------ logprobs

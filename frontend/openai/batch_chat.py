@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
@@ -84,12 +85,17 @@ def _joined(answers: list[ChatCompletion]) -> ChatCompletion:
 
 def _sum(usages: list[CompletionUsage]) -> CompletionUsage:
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages if usage.prompt_tokens_details]
-    details = [usage.completion_tokens_details for usage in usages]
-    reasoning = [each.reasoning_tokens for each in details if each is not None]
+    details = [usage.completion_tokens_details for usage in usages if usage.completion_tokens_details is not None]
     return CompletionUsage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         total_tokens=sum(usage.total_tokens for usage in usages),
         prompt_tokens_details=PromptTokensDetails(sum(cached)) if cached else None,
-        completion_tokens_details=CompletionTokensDetails(sum(reasoning)) if reasoning else None,
+        completion_tokens_details=_sum_of_details(details) if details else None,
     )
+
+
+def _sum_of_details(details: list[CompletionTokensDetails]) -> CompletionTokensDetails:
+    columns = zip(*(msgspec.structs.astuple(each) for each in details), strict=True)
+    counted = [[count for count in column if count is not UNSET] for column in columns]
+    return CompletionTokensDetails(*(sum(column) if column else UNSET for column in counted))

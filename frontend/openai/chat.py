@@ -50,7 +50,11 @@ class ChatCompletions:
             turn.close()
         num_tokens = sum(len(each.token_ids) for each in output.outputs)
         num_reasoning, num_cached = await turn.count_reasoning(num_tokens), output.num_cached_tokens or 0
-        usage = reply.usage(Usage(output.num_prompt_tokens, num_tokens, num_cached, num_reasoning))
+        if (predicted := turn.predicted) is not None:
+            for each in output.outputs:
+                predicted.add(each.index, each.token_ids)
+        prediction = None if predicted is None else predicted.counts
+        usage = reply.usage(Usage(output.num_prompt_tokens, num_tokens, num_cached, num_reasoning, prediction))
         returns_ids = bool(request.return_token_ids) and turn.shows_tokens
         answer = functools.partial(self._answer, request, reply, output, events, usage, returns_ids=returns_ids)
         return await in_thread_if_long(answer, is_long=len(output.outputs) > INLINE_CHOICES)

@@ -169,6 +169,8 @@ class ChatChunks:
         frames = [] if self._is_begun else self._begin(output)
         for each in output.outputs:
             self._num_tokens[each.index] += len(each.token_ids)
+            if self._turn.predicted is not None:
+                self._turn.predicted.add(each.index, each.token_ids)
             if self._readers is not None:
                 frames += self._read(each, self._readers[each.index])
             elif self._text_only and each.text and each.finish_reason is None and not each.logprobs:
@@ -269,4 +271,6 @@ class ChatChunks:
         return event(chunk, self._encoder)
 
     def _usage(self, num_tokens: int, num_reasoning: int | None = None) -> CompletionUsage:
-        return self._reply.usage(Usage(self._prompt_tokens, num_tokens, self._cached_tokens, num_reasoning))
+        predicted = self._turn.predicted
+        prediction = None if predicted is None else predicted.counts
+        return self._reply.usage(Usage(self._prompt_tokens, num_tokens, self._cached_tokens, num_reasoning, prediction))

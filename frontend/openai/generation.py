@@ -44,13 +44,18 @@ class Reply(msgspec.Struct, kw_only=True):
 
     def usage(self, counted: Usage) -> CompletionUsage:
         """Token counts in the API's form."""
-        reasoning = counted.reasoning_tokens
+        reasoning, prediction = counted.reasoning_tokens, counted.prediction
+        details = None
+        if reasoning is not None or prediction is not None:
+            details = CompletionTokensDetails(
+                UNSET if reasoning is None else reasoning, *(prediction or (UNSET, UNSET))
+            )
         return CompletionUsage(
             prompt_tokens=counted.prompt_tokens,
             completion_tokens=counted.completion_tokens,
             total_tokens=counted.prompt_tokens + counted.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(counted.cached_tokens) if self.cache_details else None,
-            completion_tokens_details=None if reasoning is None else CompletionTokensDetails(reasoning),
+            completion_tokens_details=details,
         )
 
 

@@ -91,7 +91,6 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    prediction: Any = None
     # Not supported yet.
     best_of: Any = None
     ec_transfer_params: Any = None
@@ -206,6 +205,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     mm_processor_kwargs: Any = None
     modalities: Any = None
     return_prompt_text: Any = None
+    prediction: Any = None  # {"type": "content", "content": text or parts}
     web_search_options: Any = None
 
     def ignored_parts(self) -> Iterator[str]:
@@ -267,6 +267,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             streams=bool(self.stream),
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
+            prediction=predicted_text(self.prediction),
         ).checked()
 
     @property
@@ -290,6 +291,29 @@ class ChatRequest(GenerationRequest, kw_only=True):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+
+def predicted_text(prediction: Any) -> str:
+    """The text of OpenAI's `prediction`; empty if there is none.
+
+    Raises:
+        ParameterError: it is malformed.
+    """
+    if prediction is None:
+        return ""
+    content = (
+        prediction.get("content") if isinstance(prediction, dict) and prediction.get("type") == "content" else None
+    )
+    if isinstance(content, str):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    if not isinstance(content, list) or len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+        raise ParameterError(
+            'prediction must be {"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": '
+            "...}.",
+            param="prediction",
+        )
+    return "".join(texts)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

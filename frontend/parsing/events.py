@@ -70,3 +70,4 @@ class Usage(Event, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int | None = None  # of the completion's; None without a parser of reasoning
+    prediction: tuple[int, int] | None = None  # of its tokens, those in the completion and the others; None without one

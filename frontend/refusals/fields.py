@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 HARMLESS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
 )
 """Fields about billing, storage, routing and speed: accepted, and without effect on the answer.
 

@@ -84,6 +84,7 @@ class RequestBuilder:
             tenant=submission.tenant,
             media=list(prompt.media),
             adapter=submission.found_adapter,
+            prediction=submission.prediction,
         )
 
 

@@ -41,6 +41,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         caller: the holder of the API key; None for a program, and on a server without keys.
         deadline: when the request ends, finished or not; None: it takes its time.
         adapter: what is added to the model; None: nothing is. A request of HTTP has the one that it names as its model.
+        prediction: tokens of the output that the client expects.
     """
 
     prompt: AnyPrompt
@@ -57,6 +58,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     caller: Caller | None = field(default_factory=current_caller)
     deadline: Deadline | None = field(default_factory=current_deadline)
     adapter: AdapterChoice = field(default_factory=chosen_adapter)
+    prediction: list[int] = []
 
     @classmethod
     def of_call(

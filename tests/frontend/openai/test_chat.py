@@ -357,3 +357,38 @@ def test_64_streams_at_once(base_url: str) -> None:
     assert {reason for _, reason in answers} == {"length"}
     assert [text for text, _ in answers] == [text for text, _ in answers[:8]] * 8  # the seed decides, not the company
     assert len({text for text, _ in answers}) == 8
+
+
+def test_a_prediction_changes_no_token_and_is_counted(client: openai.OpenAI) -> None:
+    plain = ask(client, max_tokens=24)
+    text = plain.choices[0].message.content
+    told = ask(client, max_tokens=24, prediction={"type": "content", "content": text})
+    assert told.choices[0].message.content == text
+    details = told.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+    stream = ask(
+        client,
+        max_tokens=24,
+        prediction={"type": "content", "content": parts},
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert "".join(each.choices[0].delta.content or "" for each in chunks if each.choices) == text
+    assert chunks[-1].usage.completion_tokens_details == details
+    other = ask(client, max_tokens=24, prediction={"type": "content", "content": "!" * 40}, n=2)
+    assert {choice.message.content for choice in other.choices} == {text}
+    wrong = other.usage.completion_tokens_details
+    assert wrong.accepted_prediction_tokens <= 2
+    assert wrong.rejected_prediction_tokens > 2
+    assert plain.usage.completion_tokens_details is None
+
+
+@pytest.mark.parametrize(
+    "prediction", ["text", {"type": "text", "content": "a"}, {"type": "content", "content": [{"type": "text"}]}]
+)
+def test_a_malformed_prediction_is_refused(client: openai.OpenAI, prediction: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, extra={"prediction": prediction})
+    assert refused.value.param == "prediction"
