@@ -2,6 +2,7 @@
 
     scripts/chaos streams                    ten minutes: streams of all kinds while processes are killed and stopped
     scripts/chaos streams --seconds 30       the cut that the suite runs
+    scripts/chaos pauses                    how long streams wait after one kill or stop, on a quiet machine
     scripts/chaos soak                       20,000 short requests with random disconnects; memory and descriptors
     scripts/chaos connections                10,000 idle connections and clients with slow headers
     scripts/chaos bodies                     256 bodies of 8 MB at once, and one of 600 MB
@@ -19,6 +20,7 @@ import bodies
 import connections
 import fuzz
 import kills
+import pauses
 import recorder_cost
 import soak
 from server import ServerError
@@ -27,7 +29,7 @@ from server import ServerError
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (kills, soak, connections, bodies, fuzz, recorder_cost):
+    for module in (kills, pauses, soak, connections, bodies, fuzz, recorder_cost):
         command = commands.add_parser(module.NAME, help=module.SUMMARY)
         command.add_argument("--model", help="The checkpoint's folder; the demo model when unset.")
         module.add_arguments(command)
