@@ -30,6 +30,8 @@ SPARE_SECONDS = 5.0
 """Time after an engine's start in which no spare one is made ready, which would compete with the first requests."""
 SPARE_AFTER_RESTART_SECONDS = 1.0
 """The same after a restart, which another may follow: without a spare engine, that one takes far longer."""
+SPARE_CHECK_SECONDS = 5.0
+"""Time between looks at the spare engine, which may have been killed or stopped meanwhile."""
 FREE_SECONDS = 10.0
 """Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
 
@@ -287,13 +289,15 @@ class EngineHandle:
             asyncio.get_running_loop().call_later(seconds, self._warm_up, self._life)
 
     def _warm_up(self, life: EngineLife) -> None:
-        """Makes a spare engine ready, if the one that started lately still serves."""
+        """Keeps a spare engine ready, while the one that started lately serves."""
         if self._dead is not None or self._life is not life:
             return
         try:
             self._launcher.warm_up()
         except Exception as error:  # then the next start takes longer
             logger.warning("no spare engine can be started: %s", explain(error))
+        else:
+            asyncio.get_running_loop().call_later(SPARE_CHECK_SECONDS, self._warm_up, life)
 
 
 def _save_flight(engine: RunningEngine, reason: str) -> None:

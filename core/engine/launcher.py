@@ -21,7 +21,7 @@ class Launcher(Protocol):
     def waits_for(self) -> str | None: ...
 
     def warm_up(self) -> None:
-        """Makes the next launch fast, if the options ask for that."""
+        """Makes the next launch fast, if the options ask for that. Called from time to time while an engine serves."""
 
     async def launch(self) -> RunningEngine:
         """Launches an engine. Any exception but NoMoreEnginesError counts as a failed start."""

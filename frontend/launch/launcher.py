@@ -24,6 +24,7 @@ from quire.core.engine.running_engine import RunningEngine
 from quire.core.errors import ConfigError
 from quire.core.flight.dumps import Flight, FlightFolder, FlightMemory
 from quire.core.logging import get_logger
+from quire.core.process_activity import is_stopped
 from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.rendezvous import Rendezvous, endpoint_of
@@ -56,10 +57,14 @@ class EngineSubprocess(RunningEngine):
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(TURN)
-            self._process.stdin.flush()
         except OSError:
             return False
-        return self._process.poll() is None
+        return self.can_begin
+
+    @property
+    def can_begin(self) -> bool:
+        """True if a spare engine lives, and no signal has stopped it or its workers."""
+        return self._process.poll() is None and not any(map(is_stopped, members(self._process.pid)))
 
     async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
@@ -177,7 +182,13 @@ class EngineLauncher:
             self._ahead = self._start_in_common()
 
     def warm_up(self) -> None:
-        """Starts the process that the next `launch` returns, as far as its model, if the options want a spare one."""
+        """Starts the process that the next `launch` returns, as far as its model, if the options want a spare one.
+        Replaces one that has ended or that a signal has stopped, with a warning."""
+        if self._spare is not None and not self._spare.can_begin:
+            logger.warning("the spare engine process %s was killed or stopped; another one starts", self._spare.pid)
+            self._spare.kill()
+            self._spare.join()
+            self._spare = None
         if self.config.keeps_spare and self._spare is None:
             self._spare = self.start(is_spare=True)
 
@@ -237,6 +248,7 @@ class EngineLauncher:
                 # -P: no module of the user's folder shadows ours
                 [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main", str(file.fileno())],
                 stdin=subprocess.PIPE,
+                bufsize=0,  # or closing the pipe would write once more what a spare engine that has ended did not read
                 pass_fds=inherited,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order

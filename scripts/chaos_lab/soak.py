@@ -18,6 +18,8 @@ WARM_UP = 0.4
 """The part of the requests after which memory should be flat."""
 MOST_BYTES = 300.0
 """The growth of a process's memory a request that counts as flat: 6 MB in 20,000."""
+MOST_PROBLEMS = 5
+"""Bad answers that are printed."""
 SAMPLE_SECONDS = 1.0
 SAMPLES_A_LINE = 10
 PAGES = 512
@@ -85,7 +87,8 @@ async def _soak(args: argparse.Namespace, samples: Samples) -> None:
     model = [args.model] if args.model else []
     rng, problems = random.Random(args.seed), samples.problems
     with Server([*model, "--num-gpu-blocks-override", str(PAGES)]) as server:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=args.concurrency)
+        # Idle connections end here and not at the server, which may close one just as a request is written to it.
+        limits = httpx.Limits(None, args.concurrency, keepalive_expiry=1)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
             name = (await client.get("/v1/models")).json()["data"][0]["id"]
 
@@ -127,8 +130,13 @@ async def _soak(args: argparse.Namespace, samples: Samples) -> None:
 
 
 async def _read(client: httpx.AsyncClient, body: dict[str, object], problems: list[str]) -> None:
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        async for _ in answer.aiter_bytes():
-            pass
-    if answer.status_code != 200 and len(problems) < 5:
-        problems.append(f"a request was answered {answer.status_code}")
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for _ in answer.aiter_bytes():
+                pass
+    except httpx.TransportError as error:
+        problem = repr(error)
+    else:
+        problem = "" if answer.status_code == 200 else f"a request was answered {answer.status_code}"
+    if problem and len(problems) < MOST_PROBLEMS:
+        problems.append(problem)

@@ -67,3 +67,29 @@ def test_a_spare_engine_that_was_killed_is_not_used(monkeypatch: pytest.MonkeyPa
             assert await Stream(client, "next", [1, 2], 3).finish_reason() is FinishReason.LENGTH
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_spare_engine_that_was_killed_or_stopped_is_replaced(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its turn comes, while the engine that serves goes on."""
+    monkeypatch.setattr(engine_handle, "SPARE_SECONDS", 0.0)
+    monkeypatch.setattr(engine_handle, "SPARE_CHECK_SECONDS", 0.2)
+    before = children()
+    config = replace(engine_config(max_model_len=MAX_LENGTH), keeps_spare=True)
+
+    async def scenario() -> None:
+        async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
+            await client.start()
+            serving = client.engine_pids[0]
+            await until(lambda: len(children() - before) == 2)
+            [spare] = [each for each in children() - before if each.pid != serving]
+            spare.send_signal(number)
+            await until(lambda: spare not in children() and len(children() - before) == 2)
+            assert (client.engine_pids[0], client.status().engine.restarts) == (serving, 0)
+            os.kill(serving or 0, signal.SIGKILL)
+            await until(lambda: client.status().engine.restarts > 0 and client.status().engine.state == "serving")
+            assert await answers(client)
+
+    asyncio.run(scenario())
