@@ -89,24 +89,30 @@ class HybridDecoder:
         norm: Norm,
         head: Head,
         mixers: Sequence[SelfAttention | RecurrentLayer],
+        *,
+        ends: Sequence[int] | None = None,
     ) -> None:
-        """Takes as `mixers` those of all blocks, in the order of their places."""
-        self._embed = embed
+        """Takes as `mixers` those of all blocks, in the order of their places, and as `ends` the indices of the blocks
+        that end a layer; None: each block is a layer.
+        """
+        self.embed = embed
         self._blocks = blocks
         self._norm = norm
-        self._head = head
+        self.head = head
         attentions = [mixer for mixer in mixers if not isinstance(mixer, RecurrentLayer)]
         self.kv_layers = [attention.kv for attention in attentions if attention.kv is not None]
         self.state_layers = [mixer.state for mixer in mixers if isinstance(mixer, RecurrentLayer)]
         self.activation_size = max(block.activation_size for block in blocks)
-        self.num_layer_outputs = len(blocks)
+        ends = range(len(blocks)) if ends is None else ends
+        self._layers_by_end = {block: layer for layer, block in enumerate(ends)}
+        self.num_layer_outputs = len(ends)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        x, residual = enter_stage(self._embed, token_ids, step)
+        x, residual = enter_stage(self.embed, token_ids, step)
         for index, block in enumerate(self._blocks):
             x, residual = block(x, residual, step)
-            if step.taps is not None:
-                step.taps.see(index, x, residual)
+            if step.taps is not None and index in self._layers_by_end:
+                step.taps.see(self._layers_by_end[index], x, residual)
         return leave_stage(self._norm, x, residual, step)
 
     def handover_size(self, hidden_size: int) -> int:
@@ -114,7 +120,7 @@ class HybridDecoder:
         return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        return self.head(hidden)
 
 
 class PairedDecoder(HybridDecoder):
@@ -147,7 +153,9 @@ class PairedDecoder(HybridDecoder):
             blocks += [MixerBlock(before_mixer, mixers[-1]), FeedForwardBlock(before_mlp, make_feed_forward(place))]
         if multiplier != 1:
             blocks = [ScaledBlock(context.ops, block, multiplier) for block in blocks]
-        super().__init__(ends[0], blocks, make_norm(f"model.{final_norm}"), ends[1], mixers)
+        super().__init__(
+            ends[0], blocks, make_norm(f"model.{final_norm}"), ends[1], mixers, ends=range(1, len(blocks), 2)
+        )
 
 
 _KINDS: dict[str, LayerKind] = {

@@ -65,7 +65,7 @@ class FalconH1ForCausalLM(HybridDecoder):
             spec, context, is_tied=config["tie_word_embeddings"],
             scale=config["embedding_multiplier"], logit_scale=config["lm_head_multiplier"],
         )  # fmt: skip
-        super().__init__(embed, blocks, norm("model.final_layernorm"), head, mixers)
+        super().__init__(embed, blocks, norm("model.final_layernorm"), head, mixers, ends=range(1, len(blocks), 2))
 
 
 class _SideBySide:

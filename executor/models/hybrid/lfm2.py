@@ -76,7 +76,7 @@ class _ConvolutionalDecoder(HybridDecoder):
             blocks.append(FeedForwardBlock(before, make_mlp(place), after))
         is_tied = config.get("tie_embedding", config["tie_word_embeddings"])
         embed, head = vocabulary_ends(spec, context, is_tied=is_tied)
-        super().__init__(embed, blocks, norm("model.embedding_norm"), head, mixers)
+        super().__init__(embed, blocks, norm("model.embedding_norm"), head, mixers, ends=range(1, len(blocks), 2))
 
 
 class Lfm2ForCausalLM(_ConvolutionalDecoder):

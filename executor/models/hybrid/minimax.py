@@ -48,7 +48,7 @@ class MiniMaxForCausalLM(HybridDecoder):
             blocks.append(_Block(context.ops, before, mixers[-1], *factors(kind)))
             blocks.append(_Block(context.ops, after, _Tokenwise(mixture(place)), *factors("mlp")))
         embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
-        super().__init__(embed, blocks, norm("model.norm"), head, mixers)
+        super().__init__(embed, blocks, norm("model.norm"), head, mixers, ends=range(1, len(blocks), 2))
 
 
 class _Tokenwise:

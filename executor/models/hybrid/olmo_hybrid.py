@@ -52,6 +52,7 @@ class OlmoHybridForCausalLM(HybridDecoder):
 
         mixers: list[SelfAttention | RecurrentLayer] = []
         blocks: list[Block] = []
+        ends: list[int] = []
         for place in places_by_kind(context, kinds):
             name = place.name
             middle = norm(f"{name}.post_attention_layernorm", f"{name}.feedforward_layer_norm")
@@ -67,8 +68,9 @@ class OlmoHybridForCausalLM(HybridDecoder):
                 last = norm(f"{name}.post_feedforward_layernorm")
                 blocks.append(ResidualLayer(context.ops, attention, mlp(place), after_attention=middle, after_mlp=last))
                 mixers.append(attention)
+            ends.append(len(blocks) - 1)
         embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
-        super().__init__(embed, blocks, norm("model.norm"), head, mixers)
+        super().__init__(embed, blocks, norm("model.norm"), head, mixers, ends=ends)
 
 
 def _default_types(num_layers: int) -> list[str]:

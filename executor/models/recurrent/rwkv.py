@@ -53,7 +53,9 @@ class RwkvForCausalLM(HybridDecoder):
         embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         first_norm = norm("model.layers.0.pre_ln", 0, eps)
         last_norm = norm("model.norm", spec.num_layers, 1e-5)
-        super().__init__(_NormedEmbedding(embed, first_norm), blocks, last_norm, head, mixers)
+        super().__init__(
+            _NormedEmbedding(embed, first_norm), blocks, last_norm, head, mixers, ends=range(1, len(blocks), 2)
+        )
 
 
 class _NormedEmbedding:
