@@ -14,7 +14,7 @@ from quire.executor.layers.adapters import AdapterLimits, Adapters
 from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import DeviceMemory, check_weights
-from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.base import Model, ModelContext, ShowsEnds
 from quire.executor.models.registry import build_model
 from quire.executor.models.vector_heads import VectorHead, build_heads
 from quire.executor.parallel.context.strategy import ContextParallel
@@ -86,6 +86,7 @@ def load_models(
                 sequences=sequences,
                 lockstep=lockstep,
                 adapters=adapters if role == "target" else None,
+                target=None if role == "target" else models["target"].model,
             )
             free = dataclasses.replace(free, free_bytes=free.free_bytes - models[role].weights_bytes)
     return models
@@ -102,6 +103,7 @@ def load_model(
     sequences: ContextParallel | None = None,
     lockstep: Lockstep | None = None,
     adapters: AdapterLimits | None = None,
+    target: Model | None = None,
 ) -> LoadedModel:
     """Builds the layers of `rank` with their weights, after a check that they fit into `free`.
 
@@ -110,12 +112,18 @@ def load_model(
         sequences: the division of positions over ranks; None: what `config` says, and the model will not run.
         lockstep: the ranks of all engines, if these share experts.
         adapters: those that the model's layers shall have memory for; None: none.
+        target: the model that this one drafts for, whose weights it may share; None: it drafts for none.
 
     Raises:
         ModelLoadError: the checkpoint is unusable, or does not fit in memory.
     """
     spec = config.spec
     packed = open_packed(config, group.rank, ops, rank.pipeline)
+    if packed is not None and spec.drafts_by is not None:
+        raise ModelLoadError(
+            f"{spec.name} has packed weights, which leave out layers that draft. Serve the checkpoint that they were "
+            "packed from, or leave out --speculative-config."
+        )
     if packed is not None and adapters is not None:
         raise ModelLoadError(
             f"{spec.name} has packed weights, whose gates have no outputs that adapters can change. Serve the "
@@ -144,13 +152,15 @@ def load_model(
         context = ModelContext.of(
             config, ops, group, device, weights, sequences=sequences, lockstep=lockstep, adapters=adapters
         )  # fmt: skip
+        if isinstance(target, ShowsEnds):
+            context = dataclasses.replace(context, target_ends=(target.embed, target.head))
         stages = dry_stages(config, context)
-        weights_bytes = held_bytes(stages[rank.pipeline])
+        weights_bytes = held_bytes((target, stages[rank.pipeline])) - held_bytes(target)
         check_weights(weights_bytes, free, spec.name)
         if isinstance(context.scheme, Online | PerLayer) and rank.is_first:
             context.scheme.log_unquantized()
         num_mtp = num_mtp_layers(spec.hf_config, weights.shapes or ())
-        if num_mtp and rank.is_first:
+        if num_mtp and rank.is_first and not config.drafts_by("mtp"):
             logger.info("layers for multi-token prediction are not loaded: %d", num_mtp)
         model = build_model(spec, dataclasses.replace(context, layers=config.layers_of(rank.pipeline)))
         stages[rank.pipeline] = model

@@ -22,6 +22,10 @@ SPARE_PROCESS_BYTES = 250 * 2**20
 """What a process takes that has imported everything and has no model."""
 
 
+DraftMethod = Literal["mtp", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"]
+"""A kind of layers that draft for a model whose hidden states they read."""
+
+
 class EncoderSpec(Struct, frozen=True, kw_only=True):
     """Facts about the encoder of a model whose decoder attends to what it has read."""
 
@@ -66,6 +70,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
         None  # the model is a decoder that attends to an encoder's output; other fields are its
     )
     num_token_types: int = 1  # segments that the tokens of a prompt can be of
+    drafts_by: DraftMethod | None = None  # these layers of the checkpoint are read, and not a whole model
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -181,6 +186,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             return range(self.spec.num_layers)
         first = sum(self.layers_by_stage[:stage])
         return range(first, first + self.layers_by_stage[stage])
+
+    def drafts_by(self, method: DraftMethod) -> bool:
+        """Returns True if layers of this kind draft for the model, or are the model that this configuration is of."""
+        return method in (self.spec.drafts_by, None if self.draft_model is None else self.draft_model.spec.drafts_by)
 
     def of_draft_model(self) -> "EngineConfig | None":
         """Returns the same configuration for loading the draft model instead of the target; None if there is none."""

@@ -34,6 +34,12 @@ METHODS: dict[str, MethodFacts] = {
     "suffix": MethodFacts(),
     "draft_model": MethodFacts("own", num_tokens=4),
     "custom_class": MethodFacts(num_tokens=4),
+    "mtp": MethodFacts("target", num_tokens=1),
+    "eagle": MethodFacts("own"),
+    "eagle3": MethodFacts("own"),
+    "medusa": MethodFacts("own"),
+    "mlp_speculator": MethodFacts("own"),
+    "dflash": MethodFacts("own"),
 }
 """All methods, by name. The workers' are in `executor/step/drafting/methods.py`."""
 

@@ -1,5 +1,6 @@
 """The context in which layers are built on one rank."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ class ModelContext:
     None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
     None: its format has none. A model that does not generate is built without its language-model head. In an
     encoder, tokens see each other, and nothing is cached. If it `reads_media`, towers for images and sounds are built.
+    `target_ends` are the embedding and the head of the model that this one drafts for; None: it drafts for none, or for
+    one that does not show them.
     """
 
     ops: Backend
@@ -49,6 +52,7 @@ class ModelContext:
     generates: bool = True
     is_encoder: bool = False
     reads_media: bool = False
+    target_ends: tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]] | None = None
 
     @classmethod
     def of(

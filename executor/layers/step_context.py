@@ -89,6 +89,7 @@ class StepContext:
         token_types: [num_tokens] int64, the segment of each token; None: all are of the first.
         rotary_positions: [3, num_tokens] int64, the places of tokens in time, height and width; None: `positions` are
             all three.
+        target_states: [num_tokens, size], what heads that draft read of the target for each token.
         encoder_slots: in a step of the encoder, by KV group of the kind "cross", [num_tokens] int64: the places of the
             keys and values that the decoder's layers keep of its output.
     """
@@ -124,6 +125,7 @@ class StepContext:
         self.taps = taps
         self.selection: Selection | None = None
         self.token_types = token_types
+        self.target_states: Tensor | None = None
         self.encoder_slots = encoder_slots
         self.rotary_positions = rotary_positions
         self._sequences = sequences

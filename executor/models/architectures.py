@@ -109,6 +109,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "Mamba2ForCausalLM": ("recurrent.mamba2", "Mamba2ForCausalLM"),
     "MambaForCausalLM": ("recurrent.mamba", "MambaForCausalLM"),
     "MarianMTModel": ("encoder_decoders.bart", "MarianMTModel"),
+    "MiMoForCausalLM": ("dense.qwen2", "Qwen2ForCausalLM"),
     "MiniCPM3ForCausalLM": ("dense.minicpm3", "MiniCPM3ForCausalLM"),
     "MiniMaxForCausalLM": ("hybrid.minimax", "MiniMaxForCausalLM"),
     "MiniMaxM2ForCausalLM": ("mixtures.minimax_m2", "MiniMaxM2ForCausalLM"),

@@ -10,11 +10,15 @@ from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import InputEmbeds, LayerCache, LayerTaps, ShardView, StepContext, Wanted
+from quire.executor.layers.vocabulary import Embedding, Head
 
 __all__ = [
     "AttentionKV",
+    "BlockDraftHeads",
+    "DraftHeads",
     "EncoderDecoder",
     "InputEmbeds",
+    "LastStateHeads",
     "LayerCache",
     "LayerState",
     "LayerTaps",
@@ -24,6 +28,7 @@ __all__ = [
     "ModelContext",
     "ReadsMedia",
     "ShardView",
+    "ShowsEnds",
     "StagedModel",
     "StepContext",
     "Wanted",
@@ -86,6 +91,58 @@ class StagedModel(Model, Protocol):
 
     def handover_size(self, hidden_size: int) -> int:
         """Counts the values of each token in such a message; `hidden_size` is the model's."""
+        ...
+
+
+@runtime_checkable
+class ShowsEnds(Model, Protocol):
+    """A model whose embedding and head others may use."""
+
+    embed: Embedding
+    head: Head
+
+
+@runtime_checkable
+class DraftHeads(Model, Protocol):
+    """Layers that draft for another model, the target. Each token that they compute is a pair: the target's states at a
+    position, and the next position's token, whose id `forward` takes.
+
+    `forward` returns the hidden states that the pairs of further drafts have in place of the target's states. It finds
+    these in `StepContext.target_states`.
+    """
+
+    target_layers: Sequence[int]
+    """The target's layers whose outputs are its states, side by side; empty: its last hidden states are."""
+
+    def read_target(self, states: Tensor) -> Tensor:
+        """Maps the target's states [num_tokens, size] to `StepContext.target_states`."""
+        ...
+
+
+@runtime_checkable
+class BlockDraftHeads(DraftHeads, Protocol):
+    """Layers that make a block of drafts at once, in the places of mask tokens.
+
+    With `StepContext.target_states`, `forward` keeps something of each, and its result is not read. Without, its tokens
+    are blocks.
+    """
+
+    mask_token_id: int
+
+
+@runtime_checkable
+class LastStateHeads(Model, Protocol):
+    """Layers that draft from a sequence's last hidden state, and keep nothing."""
+
+    most_drafts: int
+    """The drafts that they can make for a sequence."""
+
+    def guess(self, token_ids: Tensor, states: Tensor, num_drafts: int) -> Tensor:
+        """Returns the next tokens of sequences, [num_rows, num_drafts] int64.
+
+        `token_ids` [num_rows] are their newest tokens, and `states` [num_rows, hidden] the target's, of which these
+        were made.
+        """
         ...
 
 

@@ -99,17 +99,17 @@ class Decoder:
     """Embedding, layers, final norm and head. Implements `quire.executor.models.base.StagedModel`."""
 
     def __init__(self, embed: Embedding, layers: Sequence[DecoderLayer], norm: Norm, head: Head) -> None:
-        self._embed = embed
+        self.embed = embed
         self._layers = layers
         self._norm = norm
-        self._head = head
+        self.head = head
         self.kv_layers = [kv for layer in layers if (kv := layer.attention.kv) is not None]
         self.state_layers: Sequence[LayerState] = ()
         self.num_layer_outputs = len(layers)
         self.activation_size = max(layer.attention.activation_size + layer.mlp.activation_size for layer in layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        x, residual = enter_stage(self._embed, token_ids, step)
+        x, residual = enter_stage(self.embed, token_ids, step)
         for index, layer in enumerate(self._layers):
             x, residual = layer(x, residual, step)
             if step.taps is not None:
@@ -121,7 +121,7 @@ class Decoder:
         return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        return self.head(hidden)
 
 
 def enter_stage(embed: Embedding, token_ids: Tensor, step: StepContext) -> tuple[Tensor, Tensor | None]:

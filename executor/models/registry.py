@@ -28,6 +28,11 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
         ModelLoadError: neither a file here nor Transformers has the architecture; the checkpoint does not fit it; the
             class cannot be divided into pipeline stages; or there are no experts to divide over ranks.
     """
+    if spec.drafts_by is not None:
+        # Imported here because few servers need them.
+        from quire.executor.models.drafting.registry import build_drafting
+
+        return build_drafting(spec, context)
     model = _build(spec, context)
     if spec.is_encoder and (model.kv_layers or model.state_layers):
         raise ModelLoadError(
@@ -68,17 +73,11 @@ def _import_file(architecture: str) -> ModuleType:
 def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.model_class is not None and spec.implementation == "auto":
         return _registered_class(spec)(spec, context)
-    own = _own_architecture(spec)
-    has_file = own in ARCHITECTURES
+    has_file = _own_architecture(spec) in ARCHITECTURES
     if spec.implementation == "transformers" or (spec.implementation == "auto" and not has_file):
         return _transformers_model(spec, context)
-    if not has_file:
-        raise ModelLoadError(explain_unsupported(spec, ARCHITECTURES))
-    _, class_name = ARCHITECTURES[own]
-    model_class = getattr(_import_file(own), class_name)
-    check_supported(spec, getattr(model_class, "SIZES", SIZES))
     try:
-        return model_class(spec, context)
+        return build_own(spec, context)
     except (SettingError, MissingTensorError) as refusal:
         is_divided = len(context.layers) < spec.num_layers  # in that case other stages may have found their tensors
         if spec.implementation == "quire" or (isinstance(refusal, MissingTensorError) and is_divided):
@@ -91,6 +90,21 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
             raise ModelLoadError(f"{refusal} Nor does its class of Transformers serve it: {error}") from error
         logger.info("%s Its class of Transformers is served instead.", refusal)
         return model
+
+
+def build_own(spec: ModelSpec, context: ModelContext) -> Model:
+    """Builds the model from its file here.
+
+    Raises:
+        ModelLoadError: there is none, or the checkpoint does not fit it.
+    """
+    own = _own_architecture(spec)
+    if own not in ARCHITECTURES:
+        raise ModelLoadError(explain_unsupported(spec, ARCHITECTURES))
+    _, class_name = ARCHITECTURES[own]
+    model_class = getattr(_import_file(own), class_name)
+    check_supported(spec, getattr(model_class, "SIZES", SIZES))
+    return model_class(spec, context)
 
 
 _HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "Model")

@@ -111,6 +111,18 @@ class Forward:
             return self.wanted_logits(hidden, batch)
         return self._model.compute_logits(hidden)
 
+    def draft(self, batch: InputBatch, states: torch.Tensor) -> torch.Tensor:
+        """Runs layers that draft (`DraftHeads`) on `states` [num_tokens, size] of their target.
+
+        Returns hidden states of the wanted tokens, [num_wanted, hidden].
+        """
+        step = self._whole_step(batch, None, self._wanted(batch))
+        step.target_states = states
+        hidden = self._model.forward(batch.read_token_ids(), step)
+        if not len(batch.wanted_tokens):
+            return hidden[:0]
+        return hidden if len(hidden) == len(batch.wanted_tokens) else self._ops.take_rows(hidden, batch.wanted_tokens)
+
     def wanted_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
         """Computes `logits` from the hidden states of all tokens."""
         return self._model.compute_logits(self._ops.take_rows(hidden, batch.wanted_tokens))

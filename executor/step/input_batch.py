@@ -123,10 +123,12 @@ class InputBatch:
         return not self.pages and self.rows is None
 
 
-def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:
+def build_input_batch(
+    plan: StepPlan, table: RequestTable, *, has_states: bool = False, num_ahead: int = 0
+) -> InputBatch:
     """Builds the tensors of `plan`, whose changes `table` already has.
 
-    `has_states`: the model has recurrent layers.
+    `has_states`: the model has recurrent layers. Tokens are those of the positions `num_ahead` later.
     """
     slots = np.asarray(plan.slots, np.int64)
     num_computed = np.asarray(plan.num_computed, np.int64)
@@ -143,7 +145,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
     wanted = np.arange(num_wanted.sum()) + np.repeat(ends - np.cumsum(num_wanted), num_wanted)
 
     num_pages = -(-int(seq_lens.max()) // table.block_size)
-    places = table.places(token_slots, positions)
+    places = table.places(token_slots, positions + num_ahead)
     mappings = [table.cache_slots(group, token_slots, positions) for group in range(len(table.block_tables))]
     adapters = table.adapters_of(token_slots)
     starts = np.concatenate(([0], ends))

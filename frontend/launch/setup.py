@@ -17,7 +17,7 @@ from quire.frontend.launch.nodes import coordinator_starts, engines_coordinator_
 from quire.frontend.launch.options import UsageContext, resolve
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
-from quire.frontend.launch.speculation import read_draft
+from quire.frontend.launch.speculation import follow_draft, read_draft
 from quire.frontend.refusals import environment
 
 logger = get_logger(__name__)
@@ -43,13 +43,10 @@ class EngineSetup:
         _check_environment()
         args = replace(args, parallel=divide_engines(args.parallel))
         folder = model_source.find_model(args.model, args.load)
+        args, folder = follow_draft(args, folder)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
-        config = resolve(
-            args,
-            model_source.read_model_spec(folder, args.model, tokenizer_folder),
-            usage,
-            draft=read_draft(args),
-        )
+        spec = model_source.read_model_spec(folder, args.model, tokenizer_folder)
+        config = resolve(args, spec, usage, draft=read_draft(args, spec))
         clusters, transport = coordinator_starts(args.parallel, folder), args.parallel.engine_transport
         num_workers, kind = config.layout.num_workers, config.device
         ray_nodes = RayNodes.with_workers(args, num_workers=num_workers, device=kind)

@@ -1,29 +1,40 @@
 """Resolves how drafts are made, and reads what describes the checkpoint that they come from."""
 
+from pathlib import Path
+from typing import get_args
+
 from msgspec.structs import replace
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.pooling import PoolingSpec
-from quire.core.config.resolved import DraftModelConfig, ModelSpec
-from quire.core.config.speculative import METHODS, Speculation, method_of
+from quire.core.config.resolved import DraftMethod, DraftModelConfig, ModelSpec
+from quire.core.config.speculative import METHODS, Speculation, SpeculativeConfig, SpeculativeOptions, method_of
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout
 from quire.frontend.checkpoint import model_source
+from quire.frontend.checkpoint.draft_heads import own_heads, read_heads, read_named_target
 
 
-def read_draft(args: EngineArgs, load: LoadConfig | None = None) -> ModelSpec | None:
-    """Finds the checkpoint of a method that reads one of its own, and reads its specification; None: none does.
+def read_draft(args: EngineArgs, target: ModelSpec, load: LoadConfig | None = None) -> ModelSpec | None:
+    """Finds the checkpoint of a method that reads one, and reads its specification; None: none does.
 
     Args:
+        target: whose tokens are drafted.
         load: how it is found; None: as the options say.
 
     Raises:
         ConfigError: there is no such checkpoint, or an option is wrong.
     """
     options = args.speculative.options
-    if options is None or METHODS[method_of(options)].checkpoint != "own":
+    if options is None:
+        return None
+    method = method_of(options)
+    heads = next((name for name in get_args(DraftMethod) if name == method), None)
+    if heads is not None and METHODS[method].checkpoint == "target":
+        return own_heads(target, heads)
+    if METHODS[method].checkpoint != "own":
         return None
     Speculation.of(options)
     model = ModelConfig(
@@ -37,7 +48,41 @@ def read_draft(args: EngineArgs, load: LoadConfig | None = None) -> ModelSpec | 
         folder = model_source.find_model(model, load or args.load)
     except ConfigError as error:
         raise ConfigError(f"--speculative-config.model {options.model}: {error}") from None
+    if heads is not None:
+        return read_heads(folder, model, heads, target)
     return model_source.read_model_spec(folder, model)
+
+
+def follow_draft(args: EngineArgs, folder: Path) -> tuple[EngineArgs, Path]:
+    """Returns the options and the folder of the target, where `folder` has a draft that names it; else as they are.
+
+    Raises:
+        ConfigError: the target is not found, or another draft is asked for as well.
+    """
+    named = read_named_target(folder)
+    if named is None:
+        return args, folder
+    options = args.speculative.options or SpeculativeOptions()
+    if options.model is not None or options.method not in (None, named.method):
+        raise ConfigError(
+            f"{args.model.model} is itself a draft, for {named.target}: serve that with --speculative-config, or leave "
+            "its method and model out."
+        )
+    options = replace(
+        options,
+        method=named.method,
+        model=args.model.model,
+        revision=args.model.revision,
+        num_speculative_tokens=options.num_speculative_tokens or named.num_tokens,
+    )
+    model = replace(
+        args.model,
+        model=named.target,
+        revision=None,
+        served_model_name=args.model.served_model_name or [str(args.model.model)],
+    )
+    args = replace(args, model=model, speculative=SpeculativeConfig(speculative_config=options))
+    return args, model_source.find_model(model, args.load)
 
 
 def resolve_speculation(
@@ -60,13 +105,16 @@ def resolve_speculation(
     speculation = Speculation.of(options)
     if draft is None or options is None:
         return speculation, None
+    if not speculation.num_tokens:
+        num_tokens = draft.hf_config["num_drafts"]
+        speculation = replace(speculation, num_tokens=num_tokens, most_drafts=max(num_tokens, speculation.most_drafts))
     size = options.draft_tensor_parallel_size
     if size not in (None, layout.tensor):
         raise ConfigError(
             f"--speculative-config.draft_tensor_parallel_size {size}: the ranks divide a draft model as they divide "
             f"the target; leave it out, or make it {layout.tensor}."
         )
-    if draft.vocab_size < spec.vocab_size:
+    if draft.drafts_by is None and draft.vocab_size < spec.vocab_size:
         raise ConfigError(
             f"--speculative-config.model {draft.name} has {draft.vocab_size} tokens, fewer than the {spec.vocab_size} "
             f"of {spec.name}: choose a draft model with the same tokenizer."

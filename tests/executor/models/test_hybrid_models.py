@@ -441,13 +441,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     def make(variant: str) -> Path:
         if variant not in made:
             made[variant] = tmp_path_factory.mktemp("hybrid") / variant
-            _save(made[variant], *VARIANTS[variant])
+            save_hybrid(made[variant], *VARIANTS[variant])
         return made[variant]
 
     return make
 
 
-def _save(folder: Path, kind: type[PretrainedConfig], architecture: str, options: dict[str, Any]) -> None:
+def save_hybrid(folder: Path, kind: type[PretrainedConfig], architecture: str, options: dict[str, Any]) -> None:
     config = kind(**{**COMMON, **options, "architectures": [architecture]})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

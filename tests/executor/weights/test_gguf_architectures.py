@@ -15,8 +15,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import Shard
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
 from tests.executor.models.test_deepseek_moe import make_deepseek_moe
-from tests.executor.models.test_hybrid_models import DELTA, MAMBA, NEMOTRON, VARIANTS
-from tests.executor.models.test_hybrid_models import _save as save_hybrid
+from tests.executor.models.test_hybrid_models import DELTA, MAMBA, NEMOTRON, VARIANTS, save_hybrid
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 from tests.gguf_classes import BY_CLASSES, TYPES, WINDOWS

@@ -23,7 +23,7 @@ from tests.frontend.refusals.test_flags import parser_of
 def resolved(folder: Path, **options: Any) -> EngineConfig:
     args = read_keywords({"model": str(folder), "device": "cpu", **options})
     spec = read_model_spec(folder, ModelConfig(model=str(folder)))
-    return resolve(args, spec, "server", draft=read_draft(args))
+    return resolve(args, spec, "server", draft=read_draft(args, spec))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Models that draft for another one, whose hidden states they read."""
