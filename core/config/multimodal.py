@@ -1,4 +1,4 @@
-"""Options: images in prompts."""
+"""Options: images and sounds in prompts."""
 
 from typing import Annotated, Any
 
@@ -11,34 +11,34 @@ DEFAULT_LIMIT = 999
 
 
 class MultimodalConfig(Struct, frozen=True, kw_only=True):
-    """Images in prompts: which are read, from where, and what is kept of them."""
+    """Images and sounds in prompts: which are read, from where, and what is kept of them."""
 
     language_model_only: Annotated[
-        bool, Meta(description="Serve the text model alone: towers for images are not loaded, and images are refused.")
+        bool, Meta(description="Serve the text model alone: towers are not loaded, and images and sounds are refused.")
     ] = False
     limit_mm_per_prompt: Annotated[
         dict[str, Any] | None,
         Meta(
-            description='Most images of one prompt, as {"image": 4} or {"image": {"count": 4}}; 0 refuses images, and '
-            "their tower is not loaded. 999 when unset.",
+            description='Most items of one prompt, as {"image": 4, "audio": {"count": 2}}; 0 refuses a kind of them. '
+            "999 when unset.",
             extra={"parse": "json"},
         ),
     ] = None
     mm_processor_kwargs: Annotated[
         dict[str, Any] | None,
         Meta(
-            description='Keywords of the model\'s image processor for all requests, such as {"max_pixels": 1003520}.',
+            description='Keywords of the model\'s processor for all requests, such as {"max_pixels": 1003520}.',
             extra={"parse": "json"},
         ),
     ] = None
     mm_processor_cache_gb: Annotated[
         float,
-        Meta(ge=0, description="GiB of processed images that are kept, so that one which comes again is not decoded."),
+        Meta(ge=0, description="GiB of processed items that are kept, so that one which comes again is not decoded."),
     ] = 4.0
     interleave_mm_strings: Annotated[
         bool,
         Meta(
-            description="Leave images where they are among the texts of a message whose content the chat template gets "
+            description="Leave items where they are among the texts of a message whose content the chat template gets "
             "as a string; they stand before all texts otherwise."
         ),
     ] = False
@@ -47,7 +47,7 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     allowed_media_domains: Annotated[
         list[str] | None,
-        Meta(description="Hosts, and those below them, that images are fetched from; any public host when unset."),
+        Meta(description="Hosts, and those below them, that items are fetched from; any public host when unset."),
     ] = None
 
     def __post_init__(self) -> None:

@@ -11,11 +11,10 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.audio.schema import FALLBACK_TEMPERATURES
 from quire.frontend.audio.segments import ClipText, compression_ratio
 from quire.frontend.checkpoint.speech_tokens import SpeechTokens
-from quire.frontend.media.hearing import HeardClip
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import OutputStream
-from quire.frontend.requests.prompt import EncoderPrompt, Prompt
+from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.submission import Submission
 
 _MOST_REPETITION = 2.4
@@ -28,19 +27,25 @@ class ClipRequest(NamedTuple):
     """What is asked of the engine for each clip of a sound.
 
     Attributes:
-        prompt: token ids of the decoder's prompt.
         params: of one output; None with `beams`.
         beams: of a beam search; None without.
         names: renames fields in errors.
     """
 
-    prompt: list[int]
     params: SamplingParams | None
     beams: BeamSearchParams | None
     reply_id: str
     priority: int
     data_parallel_rank: int | None
     names: Callable[[], AbstractContextManager[None]]
+
+
+class SpokenClip(NamedTuple):
+    """A part of a sound, and the prompt for its text."""
+
+    start_seconds: float
+    num_seconds: float
+    prompt: Prompt
 
 
 class FirstToken(NamedTuple):
@@ -51,26 +56,29 @@ class FirstToken(NamedTuple):
 
 
 class ClipWriter:
-    """Opens the requests of clips, and reads their outputs."""
+    """Opens the requests of clips, and reads their outputs.
 
-    def __init__(self, engine: AsyncLLM, tokens: SpeechTokens) -> None:
+    Args:
+        tokens: the model's own of speech; None: it has none.
+    """
+
+    def __init__(self, engine: AsyncLLM, tokens: SpeechTokens | None) -> None:
         self._engine = engine
         self._tokens = tokens
 
     async def open(
-        self, clip: HeardClip, asked: ClipRequest, number: int, params: SamplingParams | None = None
+        self, clip: SpokenClip, asked: ClipRequest, number: int, params: SamplingParams | None = None
     ) -> OutputStream:
         """Opens the request of a clip; `params` take the place of those of `asked`. The caller closes the stream."""
-        prompt = Prompt(None, asked.prompt, encoder=EncoderPrompt(None, [], clip.features))
         request_id = engine_id(asked.reply_id, number)
         rank, priority = asked.data_parallel_rank, asked.priority
         with asked.names():
             if asked.beams is not None:
-                beams = Submission(prompt, asked.beams, request_id, priority=priority, data_parallel_rank=rank)
+                beams = Submission(clip.prompt, asked.beams, request_id, priority=priority, data_parallel_rank=rank)
                 return await self._engine.open_beams(beams, returns_logprobs=False)
             return await self._engine.open_stream(
                 Submission(
-                    prompt,
+                    clip.prompt,
                     params or asked.params,
                     request_id,
                     priority=priority,
@@ -80,7 +88,7 @@ class ClipWriter:
             )
 
     async def write(
-        self, clip: HeardClip, asked: ClipRequest, number: int, *, falls_back: bool, scores_silence: bool
+        self, clip: SpokenClip, asked: ClipRequest, number: int, *, falls_back: bool, scores_silence: bool
     ) -> ClipText:
         """The text of a clip.
 
@@ -106,12 +114,13 @@ class ClipWriter:
             found = await self._write_once(clip, asked, number, asked.params.replace(temperature=temperature))
         return found._replace(no_speech_prob=silence)
 
-    async def listen(self, clip: HeardClip, asked: ClipRequest, number: int, among: list[int]) -> FirstToken:
+    async def listen(self, clip: SpokenClip, asked: ClipRequest, number: int, among: list[int]) -> FirstToken:
         """The model's first impression of a clip; the engine keeps what it has heard for the clip's own request.
 
         Args:
             among: the tokens that may come first; empty: all.
         """
+        assert self._tokens is not None, "only a model with tokens of speech is asked"
         silence = self._tokens.no_speech
         params = SamplingParams(
             temperature=0.0,
@@ -120,21 +129,22 @@ class ClipWriter:
             logprob_token_ids=None if silence is None else [silence],
             detokenize=False,
         )
-        start = asked._replace(prompt=[self._tokens.start], beams=None)
-        best = (await _last_output(await self.open(clip, start, number, params))).outputs[0]
+        start = clip._replace(prompt=clip.prompt._replace(token_ids=[self._tokens.start]))
+        asked = asked._replace(beams=None)
+        best = (await _last_output(await self.open(start, asked, number, params))).outputs[0]
         no_speech = None
         if silence is not None and best.logprobs:
             no_speech = math.exp(best.logprobs[0][silence].logprob)
         return FirstToken(best.token_ids[0], no_speech)
 
     async def _write_once(
-        self, clip: HeardClip, asked: ClipRequest, number: int, params: SamplingParams | None
+        self, clip: SpokenClip, asked: ClipRequest, number: int, params: SamplingParams | None
     ) -> ClipText:
         output = await _last_output(await self.open(clip, asked, number, params))
         best, params = output.outputs[0], params or asked.params
         token_ids, rows = list(best.token_ids), best.logprobs or []
         logprobs = [row[token_id].logprob for row, token_id in zip(rows, token_ids, strict=False)]
-        while token_ids and token_ids[-1] == self._tokens.end:
+        while self._tokens is not None and token_ids and token_ids[-1] == self._tokens.end:
             token_ids.pop()
         return ClipText(
             clip.start_seconds,

@@ -5,24 +5,34 @@ import functools
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec import UNSET, Struct
 
-from quire.core.errors import NotFoundError, ParameterError
+from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.audio.answers import DurationUsage, Segment, Transcription, VerboseTranscription
 from quire.frontend.audio.clip_writer import ClipRequest, ClipWriter
 from quire.frontend.audio.events import SpeechEvents
+from quire.frontend.audio.instructions import instruction_of
 from quire.frontend.audio.schema import SpeechRequest
 from quire.frontend.audio.segments import ClipText, segments_of
+from quire.frontend.audio.speech_models import (
+    InstructedModel,
+    ListeningDecoder,
+    SpeechModel,
+    SpokenSound,
+    hears_nothing,
+)
 from quire.frontend.audio.subtitles import srt, vtt
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
+from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
+from quire.frontend.checkpoint.model_spec import read_json_if_present
 from quire.frontend.checkpoint.speech_tokens import SpeechTokens
 from quire.frontend.http.event_stream import ACCEPTED
-from quire.frontend.media.hearing import HeardSound, Hearing
 from quire.frontend.media.room import Room
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.deadline import current_deadline
@@ -39,21 +49,23 @@ class _Opened(NamedTuple):
     """A request that has been read: the sound, and what is asked for each of its clips."""
 
     id: str
-    sound: HeardSound
+    sound: SpokenSound
     clip: ClipRequest
-    language: str | None
+    tokens: SpeechTokens | None
 
     @property
     def separator(self) -> str:
-        return "" if self.language in _WITHOUT_SPACES else " "
+        return "" if self.sound.language in _WITHOUT_SPACES else " "
 
 
 class SpeechToText:
     """Answers requests for transcriptions and translations. It needs no HTTP, so the batch runner uses it too."""
 
-    def __init__(self, engine: AsyncLLM) -> None:
+    def __init__(self, engine: AsyncLLM, conversations: Conversations) -> None:
         self._engine = engine
+        self._conversations = conversations
         self._model = engine.model
+        self._speech = self._speech_model()
         self._room = Room()
 
     async def complete(
@@ -65,31 +77,29 @@ class SpeechToText:
             RequestError: the request cannot be served as asked.
             EngineError: the engine failed.
         """
-        hearing, tokens = self._check(request)
+        speech = self._check(request)
         async with self._room.place() as place:
-            opened = await self._open(request, data, headers, hearing, tokens)
+            opened = await self._open(request, data, headers, speech)
             place.num_bytes = opened.sound.num_bytes
-            clips = await self._write_all(request, opened, tokens)
-        return self._answer(request, opened, tokens, clips)
+            clips = await self._write_all(request, opened)
+        return self._answer(request, opened, clips)
 
     async def stream(
         self, request: SpeechRequest, data: bytes, headers: ClientHeaders = ClientHeaders()
     ) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
-        hearing, tokens = self._check(request)
+        speech = self._check(request)
         async with self._room.place() as place:
-            opened = await self._open(request, data, headers, hearing, tokens)
+            opened = await self._open(request, data, headers, speech)
             place.num_bytes = opened.sound.num_bytes
-            async with aclosing(self._frames(request, opened, tokens)) as frames:
+            async with aclosing(self._frames(request, opened)) as frames:
                 async for frame in frames:
                     yield frame
 
-    async def _frames(
-        self, request: SpeechRequest, opened: _Opened, tokens: SpeechTokens
-    ) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, request: SpeechRequest, opened: _Opened) -> AsyncGenerator[bytes, None]:
         """The events of all clips. Some of the next are with the engine while one is sent."""
         events = SpeechEvents(request, opened.id, self._model.chosen_name, int(time.time()), opened.separator)
-        writer, waiting = ClipWriter(self._engine, tokens), list(enumerate(opened.sound.clips))
+        writer, waiting = ClipWriter(self._engine, opened.tokens), list(enumerate(opened.sound.clips))
         streams: list[OutputStream] = []
         try:
             yield ACCEPTED
@@ -109,58 +119,44 @@ class SpeechToText:
 
     # ----------------------------------------------------------------------------------------------------- requests
 
-    def _check(self, request: SpeechRequest) -> tuple[Hearing, SpeechTokens]:
+    def _speech_model(self) -> SpeechModel | None:
+        hearing, rules, media = self._engine.hearing, self._model.decoder, self._engine.media
+        if hearing is not None and rules is not None and rules.speech is not None:
+            return ListeningDecoder(self._engine, hearing, rules.speech)
+        if media is None:
+            return None
+        config = read_json_if_present(Path(self._model.folder) / "config.json")
+        instruction = instruction_of(str(config.get("model_type")))
+        return InstructedModel(self._engine, media, self._conversations, instruction)
+
+    def _check(self, request: SpeechRequest) -> SpeechModel:
         self._model.choose(request.model)
         request.check()
-        hearing, rules = self._engine.hearing, self._model.decoder
-        if hearing is None or rules is None or rules.speech is None:
-            raise NotFoundError(
-                f"{self._model.name} hears nothing; sounds are for a server of a model such as Whisper.", param="model"
-            )
-        tokens = rules.speech
-        _check_languages(request, tokens)
-        if request.wants_timestamps and tokens.no_timestamps is None:
+        speech = self._speech
+        if speech is None:
+            raise hears_nothing(self._model.name)
+        speech.check(request)
+        if request.wants_timestamps and (speech.tokens is None or speech.tokens.no_timestamps is None):
             raise ParameterError(
                 f"response_format {request.response_format} needs times, and {self._model.name} has no tokens for "
                 "them; ask for json or text.",
                 param="response_format",
             )
-        return hearing, tokens
+        return speech
 
-    async def _open(
-        self,
-        request: SpeechRequest,
-        data: bytes,
-        headers: ClientHeaders,
-        hearing: Hearing,
-        tokens: SpeechTokens,
-    ) -> _Opened:
-        before = await self._text_before(request)
+    async def _open(self, request: SpeechRequest, data: bytes, headers: ClientHeaders, speech: SpeechModel) -> _Opened:
         params = beams = None
         if not request.use_beam_search:
             params = SamplingParams(**self._sampling_fields(request))
         reply_id = f"{request.task}-{headers.choose_id(None)}"
         await self._engine.start()
-        sound = await _in_time(hearing.read_file(data, "file", divides=True))
         names = functools.partial(renamed, max_tokens="max_completion_tokens", data_parallel_rank=RANK_HEADER)
-        asked = ClipRequest([], params, beams, reply_id, request.priority, headers.data_parallel_rank, names)
-        language = request.language and request.language.lower()
-        if language is None and tokens.languages:
-            codes = {token_id: code for code, token_id in tokens.languages.items()}
-            first = await ClipWriter(self._engine, tokens).listen(sound.clips[0], asked, 0, list(codes))
-            language = codes[first.token_id]
-        prompt = tokens.prompt(language=language, task=request.task, timestamps=request.wants_timestamps, before=before)
+        asked = ClipRequest(params, beams, reply_id, request.priority, headers.data_parallel_rank, names)
+        writer = ClipWriter(self._engine, speech.tokens)
+        sound = await _in_time(speech.read(request, data, lambda clip, among: writer.listen(clip, asked, 0, among)))
         if request.use_beam_search:
-            beams = self._beams(request, len(prompt))
-        return _Opened(reply_id, sound, asked._replace(prompt=prompt, beams=beams), language)
-
-    async def _text_before(self, request: SpeechRequest) -> list[int]:
-        """Token ids of the request's own `prompt`: its last ones, in half of the decoder's context."""
-        text = request.prompt.strip()
-        if not text:
-            return []
-        token_ids = await self._engine.async_tokenizer.tokenize(f" {text}", add_special_tokens=False, must_fit=False)
-        return token_ids[-(self._engine.limit.max_model_len // 2 - 1) :]
+            beams = self._beams(request, max(len(clip.prompt.token_ids) for clip in sound.clips))
+        return _Opened(reply_id, sound, asked._replace(beams=beams), speech.tokens)
 
     def _sampling_fields(self, request: SpeechRequest) -> dict[str, Any]:
         fields = {**self._engine.sampling_input.defaults, **request.sampling_fields()}
@@ -181,10 +177,11 @@ class SpeechToText:
                 include_stop_str_in_output=request.include_stop_str_in_output,
             )
 
-    async def _write_all(self, request: SpeechRequest, opened: _Opened, tokens: SpeechTokens) -> list[ClipText]:
+    async def _write_all(self, request: SpeechRequest, opened: _Opened) -> list[ClipText]:
         """The texts of all clips, a few at a time."""
-        writer, room = ClipWriter(self._engine, tokens), asyncio.Semaphore(CLIPS_AT_ONCE)
+        writer, room = ClipWriter(self._engine, opened.tokens), asyncio.Semaphore(CLIPS_AT_ONCE)
         scores_silence = request.response_format == "verbose_json"
+        falls_back = request.falls_back and opened.tokens is not None
 
         async def write(number: int) -> ClipText:
             async with room:
@@ -192,7 +189,7 @@ class SpeechToText:
                     opened.sound.clips[number],
                     opened.clip,
                     number,
-                    falls_back=request.falls_back,
+                    falls_back=falls_back,
                     scores_silence=scores_silence,
                 )
 
@@ -205,18 +202,17 @@ class SpeechToText:
 
     # ------------------------------------------------------------------------------------------------------ answers
 
-    def _answer(
-        self, request: SpeechRequest, opened: _Opened, tokens: SpeechTokens, clips: list[ClipText]
-    ) -> Struct | str:
+    def _answer(self, request: SpeechRequest, opened: _Opened, clips: list[ClipText]) -> Struct | str:
         usage = DurationUsage.of(opened.sound.num_seconds) if request.task == "transcribe" else UNSET
         if not request.wants_timestamps:
             text = opened.separator.join(clip.text for clip in clips if clip.text)
             return text + "\n" if request.response_format == "text" else Transcription(text, usage)
+        assert opened.tokens is not None, "times need tokens of speech"
         decode = self._engine.async_tokenizer.tokenizer.decode
         segments: list[Segment] = []
         texts = []
         for clip in clips:
-            own = segments_of(clip, tokens, decode, len(segments))
+            own = segments_of(clip, opened.tokens, decode, len(segments))
             segments += own
             texts.append("".join(each.text for each in own).strip())
         match request.response_format:
@@ -226,7 +222,7 @@ class SpeechToText:
                 return vtt(segments)
         return VerboseTranscription(
             request.task,
-            opened.language,
+            opened.sound.language,
             opened.sound.num_seconds,
             opened.separator.join(text for text in texts if text),
             segments,
@@ -234,7 +230,7 @@ class SpeechToText:
         )
 
 
-async def _in_time(reading: Awaitable[HeardSound]) -> HeardSound:
+async def _in_time(reading: Awaitable[SpokenSound]) -> SpokenSound:
     """The result, within the time that the caller gave the request. Raises DeadlineError."""
     deadline = current_deadline()
     if deadline is None:
@@ -243,25 +239,3 @@ async def _in_time(reading: Awaitable[HeardSound]) -> HeardSound:
         return await asyncio.wait_for(reading, max(0.0, deadline.at - time.monotonic()))
     except TimeoutError:
         raise deadline.error() from None
-
-
-def _check_languages(request: SpeechRequest, tokens: SpeechTokens) -> None:
-    """Refuses languages that the model does not know, and outputs in others than it writes."""
-    language, wanted = (each and each.lower() for each in (request.language, request.to_language))
-    known = tokens.languages
-    if language is not None and known and language not in known:
-        raise ParameterError(
-            f"language {request.language!r:.40} is not one of the model's: {', '.join(sorted(known))}.",
-            param="language",
-        )
-    if language not in (None, "en") and not known:
-        raise ParameterError("language must be en: this model knows English alone.", param="language")
-    if request.task == "translate" and "translate" not in tokens.tasks:
-        raise ParameterError(
-            "This model does not translate; ask /v1/audio/transcriptions for a text in the sound's language.",
-            param="model",
-        )
-    written = "en" if request.task == "translate" else language
-    if wanted is not None and wanted != written:
-        what = "translations are in English (en)" if request.task == "translate" else "it writes the sound's language"
-        raise ParameterError(f"to_language {request.to_language!r:.40} is refused: {what}.", param="to_language")

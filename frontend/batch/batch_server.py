@@ -98,7 +98,7 @@ class BatchServer:
         pooling = PoolingServices(engine, server, conversations)
         self._reader = BodyReader(strict=server.strict_fields)
         self._num_logged = 0
-        speech = SpeechLines(SpeechToText(engine))
+        speech = SpeechLines(SpeechToText(engine, conversations))
         ranks, scores = _Route(RerankRequest, pooling.scoring.rerank), _Route(ScoreRequest, pooling.scoring.score)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),

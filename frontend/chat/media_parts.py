@@ -1,4 +1,4 @@
-"""Images in a conversation: protocols write them as parts, and templates get marks in their places."""
+"""Images and sounds in a conversation: protocols write them as parts, and templates get marks in their places."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +12,8 @@ _FIELDS: dict[str, tuple[Modality, str]] = {
     "image_url": ("image", "image_url"),
     "input_image": ("image", "image_url"),
     "image_pil": ("image", "image_pil"),
+    "audio_url": ("audio", "audio_url"),
+    "input_audio": ("audio", "input_audio"),
 }
 """Types of parts: the kind of item, and the field that has it."""
 
@@ -31,18 +33,24 @@ def image_part(url: Any, kind: str, name: str, field: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": url, _ORIGIN: [kind, name, field]}
 
 
+def audio_part(data: Any, kind: str, name: str, field: str) -> dict[str, Any]:
+    """A sound of another protocol as a part of a message; `data` has its bytes and format, and the rest is as for
+    `image_part`."""
+    return {"type": "input_audio", "input_audio": data, _ORIGIN: [kind, name, field]}
+
+
 def refuse_media(messages: Sequence[Any]) -> None:
-    """Raises ParameterError if a message has an image."""
+    """Raises ParameterError if a message has an image or a sound."""
     for part, where in _media_in(messages):
         kind, at = part[_ORIGIN][:2] if _ORIGIN in part else (part["type"], where)
         raise ParameterError(f"{at} is of type {kind!r}, but this model reads text only.", param=at.partition("[")[0])
 
 
 def take_media(messages: Sequence[Any]) -> tuple[list[Any], list[MediaPart]]:
-    """Returns the messages with marks for images, and the images in order.
+    """Returns the messages with marks for images and sounds, and these in order.
 
     Raises:
-        ParameterError: an image has no form that is read.
+        ParameterError: one has no form that is read.
     """
     parts = [_read(part, where) for part, where in _media_in(messages)]
     if not parts:
@@ -60,7 +68,7 @@ def take_media(messages: Sequence[Any]) -> tuple[list[Any], list[MediaPart]]:
 
 
 def _media_in(messages: Sequence[Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields parts that are images, each with its name."""
+    """Yields parts that are images or sounds, each with its name."""
     for number, message in enumerate(messages):
         if _has_parts(message):
             for index, part in enumerate(message["content"]):
@@ -83,13 +91,26 @@ def _read(part: dict[str, Any], where: str) -> MediaPart:
     param = ".".join(part[_ORIGIN][1:]) if _ORIGIN in part else f"{where}.{field}"
     if uuid is not None and (not isinstance(uuid, str) or not uuid):
         raise ParameterError(f"{where}.uuid must be a string that is not empty.", param=f"{where}.uuid")
-    if isinstance(value, dict):
-        value = value.get("url")
-    source: str | Content | None = value or None
+    source: Any = value or None
     if field == "image_pil" and value is not None:
-        source = content_of(value, param)
-    elif source is not None and not isinstance(source, str):
-        raise ParameterError(f"{param} must be the address of an image, or an object with its url.", param=param)
+        source = content_of(modality, value, param)
+    elif field == "input_audio" and source is not None:
+        source = _data_url(source, param)
+    elif isinstance(value, dict):
+        source = value.get("url") or None
+    if source is not None and not isinstance(source, str | Content):
+        raise ParameterError(f"{param} must be an address, or an object with its url.", param=param)
     if source is None and uuid is None:
-        raise ParameterError(f"{param} must have the address of an image, or the part a uuid.", param=param)
+        raise ParameterError(f"{param} must have an address or data, or the part a uuid.", param=param)
     return MediaPart(modality, source, param, uuid)
+
+
+def _data_url(value: Any, param: str) -> str:
+    """The sound of an `input_audio`, as an address. The file itself says what its format is."""
+    fields = value if isinstance(value, dict) else {}
+    data, form = fields.get("data"), fields.get("format", "wav")
+    if not isinstance(data, str) or not isinstance(form, str):
+        raise ParameterError(
+            f'{param} must be an object such as {{"data": ..., "format": "wav"}}, its data in base64.', param=param
+        )
+    return f"data:audio/{form};base64,{data}"

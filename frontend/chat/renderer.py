@@ -26,7 +26,7 @@ class Renderer:
         tokenizer: makes token ids of a template's text.
         parsers: give ids of calls in the form that the model's template accepts.
         config: the server's own template, and whether clients may send theirs.
-        media: reads conversations with images; None where the model reads text alone.
+        media: reads conversations with images and sounds; None where the model reads text alone.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class Renderer:
             messages, parts = take_media(messages)
         if self._media is not None and parts:
             self._media.reader.check(parts)
-            texts = await self._media.reader.placeholders()
+            facts = await self._media.reader.facts_of(parts)
+            texts = {modality: each.placeholder for modality, each in facts.items()}
             placeholders = Placeholders(texts, self._media.reader.interleaves)
         if chat.num_characters > INLINE_CHARACTERS:
             text = await asyncio.to_thread(self._write, chat, messages, placeholders)

@@ -17,6 +17,8 @@ _PATH = Path(__file__).with_suffix(".json")
 _OUTER = ("architectures", "model_type")
 """What a model with a text model inside says of itself."""
 _ENDS = "eos_token_id"
+_WHOLE = ("dtype", "torch_dtype", "quantization_config", _ENDS)
+"""What such a model says of all its parts."""
 _SHARED = ("tie_word_embeddings",)
 """What such a model says of its text model, unless that says it itself."""
 
@@ -63,6 +65,17 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: outer[name] for name in (*_OUTER, _ENDS) if outer.get(name) not in (None, [], "")}
     kept |= {name: True for name in _SHARED if outside.get(name)}  # the files decide, where the two differ
     return {**outer, **_fill(text, inner), **shared, **kept}
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` of a model that speaks as well: that of the part that writes text (`thinker_config`)."""
+    inner = config.get("thinker_config")
+    if not isinstance(inner, dict):
+        return dict(config)
+    model_type = inner.get("model_type") or f"{config.get('model_type')}_thinker"
+    known = _defaults_of({"model_type": model_type}, _read_table()).architectures
+    kept = {name: config[name] for name in _WHOLE if name in config}
+    return {**kept, **inner, "model_type": model_type, "architectures": known or inner.get("architectures")}
 
 
 def stated_fields(config: Mapping[str, Any]) -> set[str]:

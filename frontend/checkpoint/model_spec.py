@@ -18,7 +18,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.wire import gguf_table
 from quire.frontend.checkpoint import mistral_params
-from quire.frontend.checkpoint.config_defaults import complete, stated_fields
+from quire.frontend.checkpoint.config_defaults import complete, stated_fields, text_part
 from quire.frontend.checkpoint.context_length import context_length
 from quire.frontend.checkpoint.encoder_decoders import (
     DECODER_FIELDS,
@@ -119,7 +119,7 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         ConfigError: config.json is missing, invalid, or lacks a field that every language model needs.
     """
     path, own = _read_config(folder, model)
-    stated = override(own, model.hf_overrides, list(_FIELDS.values()))
+    stated = override(text_part(own), model.hf_overrides, list(_FIELDS.values()))
     try:
         return make_model_spec(stated, folder, model, path, tokenizer_folder or folder)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

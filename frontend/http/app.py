@@ -107,7 +107,7 @@ def create_app(
             invocations,
             num_owners=1 if keys is None else keys.num_keys,
         ),
-        audio_routes(SpeechToText(engine), answers),
+        audio_routes(SpeechToText(engine, conversations), answers),
         anthropic_routes(Messages(engine.model, conversations), answers, errors),
         *pooling_routes(pooling, answers, invocations),
         cohere_route(CohereEmbeddings(engine, pooling), answers),

@@ -1,7 +1,7 @@
 """Reads sounds for a model that hears: what its encoder reads of each, clip by clip."""
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quire.core import envs
 from quire.core.config.resolved import EncoderSpec
@@ -9,9 +9,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.encoder_input import Features
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.messages import Clip, ReadSound, Sound
-
-if TYPE_CHECKING:
-    import numpy as np
+from quire.frontend.media.samples import read_samples_of
 
 
 class HeardClip(NamedTuple):
@@ -74,11 +72,8 @@ class Hearing:
                 "file.",
                 param=param,
             )
-        samples, rate = _samples(value[0], param), value[1]
-        rate = rate.item() if hasattr(rate, "item") else rate
-        if not isinstance(rate, (int, float)) or rate != int(rate) or rate < 1:
-            raise ParameterError(f"{param} has {rate!r} samples a second; give a whole number.", param=param)
-        return await self._read(samples.tobytes(), int(rate), param, divides=False)
+        samples = read_samples_of(value, param)
+        return await self._read(samples.data, samples.rate, param, divides=False)
 
     def close(self) -> None:
         """Ends the processes that decode."""
@@ -101,21 +96,3 @@ class Hearing:
             )
         digest = hashlib.sha256(b"%d:" % num_channels + clip.values).digest()
         return Features(clip.values, num_channels, num_rows, digest)
-
-
-def _samples(value: Any, param: str) -> "np.ndarray":
-    """Samples of one channel, [n] float32; those of several are mixed."""
-    import numpy as np  # imported here, because most servers do without
-
-    if hasattr(value, "detach"):  # a tensor of torch
-        value = value.detach().cpu().numpy()
-    array = np.asarray(value)
-    if array.dtype.kind != "f" or array.ndim not in (1, 2) or not array.size:
-        raise ParameterError(
-            f"{param} must be samples from -1 to 1 as floats, of one or two dimensions, got an array of "
-            f"{array.dtype} with the shape {list(array.shape)}.",
-            param=param,
-        )
-    if array.ndim == 2:
-        array = array.mean(axis=int(array.shape[0] >= array.shape[1]))  # channels are fewer than samples
-    return np.ascontiguousarray(array, "<f4")

@@ -13,16 +13,30 @@ from msgspec import Struct
 from quire.frontend.helpers.frames import framed, receive
 from quire.frontend.helpers.helper_side import held_bytes, is_large, limited, run_helper
 from quire.frontend.media.errors import MediaError
-from quire.frontend.media.messages import DescribeImages, MediaQuestion, MediaRefused, MediaSetup, ReadImage, ReadSound
+from quire.frontend.media.messages import (
+    DescribeAudio,
+    DescribeImages,
+    DivideSound,
+    MediaQuestion,
+    MediaRefused,
+    MediaSetup,
+    ReadAudio,
+    ReadImage,
+    ReadSound,
+)
 
 _SMALL_BYTES = 256 * 2**20
-"""Of a process with few libraries: those that images need take more."""
+"""Of a process with few libraries: those that images and sounds of prompts need take more."""
 
 _IMAGES = "quire.frontend.media.images.reader:ImageReader"
+_AUDIO = "quire.frontend.media.sounds.items:AudioReader"
 READERS: dict[type[Struct], str] = {
     ReadSound: "quire.frontend.media.sounds.reader:SoundReader",
     DescribeImages: _IMAGES,
     ReadImage: _IMAGES,
+    DescribeAudio: _AUDIO,
+    ReadAudio: _AUDIO,
+    DivideSound: _AUDIO,
 }
 """Import paths by question, because a reader is imported when it is first needed."""
 

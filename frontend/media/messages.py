@@ -53,20 +53,24 @@ class Pixels(Struct, array_like=True, frozen=True):
 
 
 class DescribeImages(Struct, array_like=True, tag="describe_images"):
-    """Asks what the model's processor makes of images. The answer is an `ImageFacts`."""
+    """Asks what the model's processor makes of images. The answer is an `ItemFacts`."""
 
 
-class ImageFacts(Struct, array_like=True, tag="image_facts"):
-    """How images stand in prompts."""
+class DescribeAudio(Struct, array_like=True, tag="describe_audio"):
+    """Asks what the model's processor makes of sounds. The answer is an `ItemFacts`."""
 
-    placeholder: str = ""  # what a text has for an image, before it is expanded
+
+class ItemFacts(Struct, array_like=True, tag="item_facts"):
+    """How items of one kind stand in prompts."""
+
+    placeholder: str = ""  # what a text has for an item, before it is expanded
     token_id: int = -1  # stands for one of the tower's rows
-    fault: str = ""  # why images cannot be read; empty if they can
+    fault: str = ""  # why such items cannot be read; empty if they can
     is_large: bool = False
 
 
 class ReadImage(Struct, array_like=True, tag="image"):
-    """An image, as a file or as pixels. The answer is a `ReadyImage`."""
+    """An image, as a file or as pixels. The answer is a `ReadyItem`."""
 
     data: bytes  # of a file, or the rows of `pixels`
     pixels: Pixels | None
@@ -74,8 +78,41 @@ class ReadImage(Struct, array_like=True, tag="image"):
     options: dict[str, Any] = {}  # keywords of the processor
 
 
-class ReadyImage(Struct, array_like=True, tag="ready_image"):
-    """An image as the tower reads it, and the text that replaces its placeholder."""
+class ReadAudio(Struct, array_like=True, tag="audio"):
+    """A sound of a prompt, as a file or as samples. The answer is a `ReadyItem`."""
+
+    data: bytes  # of a file; or float32 samples, little-endian, [num_samples]
+    rate: int | None  # of samples a second; 0: the model's own; None: `data` is a file
+    max_seconds: float  # longer sounds are refused
+    options: dict[str, Any] = {}  # keywords of the processor
+
+
+class DivideSound(Struct, array_like=True, tag="divide_sound"):
+    """A sound file to be divided for a model that takes sounds in prompts. The answer is a `DividedSound`."""
+
+    data: bytes
+    max_seconds: float  # longer sounds are refused
+    clip_seconds: float | None  # of a part at most; None: only what the model hears at once
+
+
+class SoundPart(Struct, array_like=True):
+    """A part of a sound, at the model's rate."""
+
+    start_seconds: float
+    num_seconds: float
+    data: bytes  # samples, float32, little-endian
+
+
+class DividedSound(Struct, array_like=True, tag="divided_sound"):
+    """A sound in parts that follow one another."""
+
+    num_seconds: float
+    parts: list[SoundPart]
+    is_large: bool = False
+
+
+class ReadyItem(Struct, array_like=True, tag="ready_item"):
+    """An item as the tower reads it, and the text that replaces its placeholder."""
 
     text: str
     num_rows: int  # tokens of the text that the tower makes rows for
@@ -92,5 +129,5 @@ class MediaRefused(Struct, array_like=True, tag="refused"):
     is_large: bool = False
 
 
-MediaQuestion = ReadSound | DescribeImages | ReadImage
-MediaAnswer = Sound | ImageFacts | ReadyImage | MediaRefused
+MediaQuestion = ReadSound | DescribeImages | ReadImage | DescribeAudio | ReadAudio | DivideSound
+MediaAnswer = Sound | ItemFacts | ReadyItem | DividedSound | MediaRefused

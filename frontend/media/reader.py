@@ -1,9 +1,9 @@
-"""Reads the images of requests: fetches them, and has a helper process decode and process them, each once."""
+"""Reads images and sounds of requests: fetches them, and has a helper process decode and process them, each once."""
 
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,23 @@ from quire.core.logging import get_logger
 from quire.core.wire.media import Array, Modality
 from quire.frontend.keys.caller import current_owner
 from quire.frontend.media.decoder import MediaDecoder
-from quire.frontend.media.messages import DescribeImages, ImageFacts, ReadImage, ReadyImage
+from quire.frontend.media.messages import (
+    DescribeAudio,
+    DescribeImages,
+    DividedSound,
+    DivideSound,
+    ItemFacts,
+    ReadAudio,
+    ReadImage,
+    ReadyItem,
+)
 from quire.frontend.media.sources import Content, MediaPart, Sources
 
 logger = get_logger(__name__)
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json", "config.json")
 _GIB = 2**30
+_DESCRIBE: Mapping[Modality, type[DescribeImages | DescribeAudio]] = {"image": DescribeImages, "audio": DescribeAudio}
 _AT_ONCE = 4
 """Items of one prompt that are fetched and decoded at the same time: the file of one may be large."""
 _INLINE_BYTES = 2**20
@@ -77,7 +87,8 @@ class MediaReader:
         self._options = config.mm_processor_kwargs or {}
         self._max_pixels = int(envs.read_float("MAX_IMAGE_PIXELS"))
         self._settings: bytes | None = None
-        self._facts: ImageFacts | None = None
+        self._max_seconds = envs.read_float("MAX_AUDIO_DECODE_DURATION_S")
+        self._facts: dict[Modality, ItemFacts] = {}
         self._running: dict[bytes, _Work] = {}  # by name, as in the cache
         self._cache = _Cache(int(config.mm_processor_cache_gb * _GIB))
 
@@ -85,6 +96,11 @@ class MediaReader:
     def interleaves(self) -> bool:
         """True if items stay where they are among a message's texts."""
         return self._config.interleave_mm_strings
+
+    @property
+    def kinds(self) -> Sequence[Modality]:
+        """What the model reads besides text, once the engine has started."""
+        return self._kinds()
 
     def check(self, parts: Sequence[MediaPart]) -> None:
         """Raises ParameterError if the model does not read such items, or a prompt must not have as many."""
@@ -98,26 +114,31 @@ class MediaReader:
                     "(--limit-mm-per-prompt)"
                 )
 
-    async def placeholders(self) -> dict[str, str]:
-        """The texts that stand for items in a prompt, before it is expanded."""
-        return {"image": (await self.facts()).placeholder}
-
-    async def facts(self) -> ImageFacts:
-        """How images stand in prompts.
+    async def facts(self, modality: Modality) -> ItemFacts:
+        """How items of one kind stand in prompts.
 
         Raises:
             ParameterError: the model's processor cannot be used here.
         """
-        if self._facts is None:
-            self._facts = await self._decoder.ask(DescribeImages(), ImageFacts, num_bytes=0, param="messages")
-            if self._facts.fault:
-                logger.warning("images are refused: the processor in %s fails: %s", self._folder, self._facts.fault)
-        if self._facts.fault:
+        facts = self._facts.get(modality)
+        if facts is None:
+            facts = await self._decoder.ask(_DESCRIBE[modality](), ItemFacts, num_bytes=0, param="messages")
+            self._facts[modality] = facts
+            if facts.fault:
+                logger.warning(
+                    "items of type %s are refused: the processor in %s fails: %s", modality, self._folder, facts.fault
+                )
+        if facts.fault:
             raise ParameterError(
-                f"Images cannot be read here, because the model's processor is not usable: {self._facts.fault}",
+                f"Items of type {modality} cannot be read here, because the model's processor is not usable: "
+                f"{facts.fault}",
                 param="messages",
             )
-        return self._facts
+        return facts
+
+    async def facts_of(self, parts: Sequence[MediaPart]) -> dict[Modality, ItemFacts]:
+        """The facts of all kinds of items among `parts`. Raises ParameterError as `facts` does."""
+        return {modality: await self.facts(modality) for modality in dict.fromkeys(part.modality for part in parts)}
 
     async def read(self, parts: Sequence[MediaPart]) -> list[ReadItem]:
         """The items of a prompt, in order.
@@ -127,7 +148,7 @@ class MediaReader:
             UnavailableError: the host is too busy.
         """
         self.check(parts)
-        await self.facts()
+        await self.facts_of(parts)
         room, num_rows = asyncio.Semaphore(_AT_ONCE), 0
 
         async def read(part: MediaPart) -> ReadItem:
@@ -148,6 +169,17 @@ class MediaReader:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
+    async def divide(self, data: bytes, param: str, clip_seconds: float | None) -> DividedSound:
+        """Decodes a sound file, in parts of `clip_seconds` at most; None: only what the model hears at once.
+
+        Raises:
+            ParameterError: it cannot be read; `param` is its name.
+            UnavailableError: the host is too busy.
+        """
+        await self.facts("audio")
+        question = DivideSound(data, self._max_seconds, clip_seconds)
+        return await self._decoder.ask(question, DividedSound, num_bytes=len(data), param=param)
+
     async def _read(self, part: MediaPart) -> ReadItem:
         content = None
         if part.uuid is None:
@@ -163,19 +195,19 @@ class MediaReader:
             made = await self._process(part, content or await self._sources.read(part), name)
         return ReadItem(part.modality, part.param, made.digest, made.text, made.num_rows, made.facts, made.arrays)
 
-    async def _process(self, part: MediaPart, content: Content, name: bytes) -> ReadyImage:
+    async def _process(self, part: MediaPart, content: Content, name: bytes) -> ReadyItem:
         work = self._running.get(name)
         if work is None:
-            work = self._running[name] = _Work(part.param)
+            work = self._running[name] = _Work(part)
             work.task = asyncio.create_task(self._ask(work, content))
             work.task.add_done_callback(lambda _: self._on_processed(name, work))
         work.num_waiting += 1
         try:
             return await asyncio.shield(work.task)  # other requests may wait for the same task
         except ParameterError as error:
-            if work.param == part.param:
+            if work.part.param == part.param:
                 raise
-            raise ParameterError(str(error).replace(work.param, part.param, 1), param=part.param) from None
+            raise ParameterError(str(error).replace(work.part.param, part.param, 1), param=part.param) from None
         finally:
             work.num_waiting -= 1
             if not work.num_waiting and not work.has_begun:  # a helper that has begun would end, and load again
@@ -191,11 +223,19 @@ class MediaReader:
         if self._running.get(name) is work:
             del self._running[name]
 
-    async def _ask(self, work: "_Work", content: Content) -> ReadyImage:
-        question = ReadImage(content.data, content.pixels, self._max_pixels, self._options)
+    async def _ask(self, work: "_Work", content: Content) -> ReadyItem:
         return await self._decoder.ask(
-            question, ReadyImage, num_bytes=len(content.data), param=work.param, on_begin=work.begin
+            self._question(work.part, content),
+            ReadyItem,
+            num_bytes=len(content.data),
+            param=work.part.param,
+            on_begin=work.begin,
         )
+
+    def _question(self, part: MediaPart, content: Content) -> ReadImage | ReadAudio:
+        if part.modality == "audio":
+            return ReadAudio(content.data, content.rate, self._max_seconds, self._options)
+        return ReadImage(content.data, content.pixels, self._max_pixels, self._options)
 
     def _name(self, part: MediaPart, content: Content | None) -> bytes:
         """Names an item: by its content, or as the client did, among the items of its key; and by the processor's
@@ -207,7 +247,7 @@ class MediaReader:
             digest.update(b"uuid:" + msgspec.msgpack.encode(current_owner()))
             digest.update(str(part.uuid).encode("utf-8", "surrogatepass"))
         else:
-            digest.update(b"content:" + msgspec.msgpack.encode(content.pixels))
+            digest.update(b"content:" + msgspec.msgpack.encode((content.pixels, content.rate)))
             digest.update(content.data)
         return digest.digest()
 
@@ -220,13 +260,13 @@ class _Work:
     """An item that is being processed for those who wait for it.
 
     Args:
-        param: the first one's name of the item.
+        part: the first one's.
     """
 
-    task: "asyncio.Task[ReadyImage]"
+    task: "asyncio.Task[ReadyItem]"
 
-    def __init__(self, param: str) -> None:
-        self.param = param
+    def __init__(self, part: MediaPart) -> None:
+        self.part = part
         self.num_waiting = 0
         self.has_begun = False
 
@@ -245,14 +285,14 @@ class _Cache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._items: OrderedDict[bytes, ReadyImage] = OrderedDict()
+        self._items: OrderedDict[bytes, ReadyItem] = OrderedDict()
 
-    def get(self, digest: bytes) -> ReadyImage | None:
+    def get(self, digest: bytes) -> ReadyItem | None:
         if digest in self._items:
             self._items.move_to_end(digest)
         return self._items.get(digest)
 
-    def put(self, digest: bytes, made: ReadyImage) -> None:
+    def put(self, digest: bytes, made: ReadyItem) -> None:
         if digest in self._items:
             return
         self._items[digest] = made
@@ -262,7 +302,7 @@ class _Cache:
             self._num_bytes -= _size(oldest)
 
 
-def _size(made: ReadyImage) -> int:
+def _size(made: ReadyItem) -> int:
     return sum(len(array.data) for arrays in (made.facts, made.arrays) for array in arrays.values())
 
 

@@ -1,4 +1,4 @@
-"""Where the images of a request come from: addresses, data in the request, files, and a program's own objects."""
+"""Where the images and sounds of a request come from: addresses, data in it, files, and a program's own objects."""
 
 import asyncio
 import binascii
@@ -13,6 +13,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.media import Modality
 from quire.frontend.fetching.fetcher import Fetcher, FetchError, FetchRules
 from quire.frontend.media.messages import Pixels
+from quire.frontend.media.samples import read_samples_of
 
 MAX_BYTES = 2**27
 """Of one item, encoded."""
@@ -20,10 +21,15 @@ MAX_REDIRECTS = 3
 
 
 class Content(NamedTuple):
-    """The content of an item: a file's bytes, or rows of pixels."""
+    """The content of an item: a file's bytes, rows of pixels, or samples as float32.
+
+    Attributes:
+        rate: samples a second; 0: as many as the model takes; None: `data` has no samples.
+    """
 
     data: bytes
     pixels: Pixels | None = None
+    rate: int | None = None
 
 
 class MediaPart(NamedTuple):
@@ -49,16 +55,10 @@ class Sources:
     """Reads items within the server's rules."""
 
     def __init__(self, config: MultimodalConfig) -> None:
-        domains = config.allowed_media_domains
-        self._fetcher = Fetcher(
-            FetchRules(
-                domains=None if domains is None else frozenset(map(str.lower, domains)),
-                allows_private=domains is not None,  # the server's owner named the hosts
-                max_redirects=MAX_REDIRECTS,
-                max_bytes=MAX_BYTES,
-                total_seconds=envs.read_float("IMAGE_FETCH_TIMEOUT"),
-            )
-        )
+        self._fetchers: dict[Modality, Fetcher] = {
+            "image": Fetcher(_rules(config, envs.read_float("IMAGE_FETCH_TIMEOUT"))),
+            "audio": Fetcher(_rules(config, envs.read_float("AUDIO_FETCH_TIMEOUT"))),
+        }
         folder = config.allowed_local_media_path
         self._folder = Path(folder).expanduser().resolve() if folder else None
 
@@ -80,7 +80,7 @@ class Sources:
         if scheme not in ("http", "https"):
             raise part.refusal("must be an address that begins with http:, https:, data: or file:")
         try:
-            async with self._fetcher.get(source) as chunks:
+            async with self._fetchers[part.modality].get(source) as chunks:
                 return Content(b"".join([chunk async for chunk in chunks]))
         except FetchError as error:
             raise part.refusal(f"was not fetched: {error}") from None
@@ -104,14 +104,28 @@ class Sources:
             raise part.refusal(f"names a file that cannot be read ({error})") from None
 
 
-def content_of(value: Any, param: str) -> Content:
-    """The content of a program's object: bytes of a file, an image of Pillow, or an array of pixels.
+def _rules(config: MultimodalConfig, total_seconds: float) -> FetchRules:
+    domains = config.allowed_media_domains
+    return FetchRules(
+        domains=None if domains is None else frozenset(map(str.lower, domains)),
+        allows_private=domains is not None,  # the server's owner named the hosts
+        max_redirects=MAX_REDIRECTS,
+        max_bytes=MAX_BYTES,
+        total_seconds=total_seconds,
+    )
+
+
+def content_of(modality: Modality, value: Any, param: str) -> Content:
+    """The content of a program's object: bytes of a file, an image of Pillow, an array of pixels, or samples.
 
     Raises:
         ParameterError: it is none of these.
     """
     if isinstance(value, bytes | bytearray):
         return Content(bytes(value))
+    if modality == "audio":
+        samples = read_samples_of(value, param)
+        return Content(samples.data, rate=samples.rate)
     if hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "convert"):  # an image of Pillow
         if value.mode not in ("RGB", "RGBA", "L"):
             has_alpha = value.mode in ("LA", "PA") or "transparency" in value.info
@@ -131,7 +145,7 @@ def content_of(value: Any, param: str) -> Content:
 def _decoded(part: MediaPart, source: str) -> bytes:
     head, comma, body = source.partition(",")
     if not comma or not head.rstrip().endswith(";base64"):
-        raise part.refusal("must have the form data:image/png;base64,... where it holds the image")
+        raise part.refusal("must have the form data:image/png;base64,... or the like where it holds the item")
     if len(body) > MAX_BYTES // 3 * 4:
         raise part.refusal(f"has more than {MAX_BYTES} bytes")
     try:

@@ -1,4 +1,4 @@
-"""Reads prompts with images: their text and items become token ids, and the places of the items' rows."""
+"""Reads prompts with images and sounds: their text and items become token ids, and the places of the items' rows."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,10 @@ from typing import Any, get_args
 
 from quire.core.errors import ParameterError
 from quire.core.wire.media import Modality
+from quire.frontend.media.messages import ItemFacts
 from quire.frontend.media.placing import expand, expand_ids, place
 from quire.frontend.media.reader import MediaReader
+from quire.frontend.media.samples import is_sound
 from quire.frontend.media.sources import Content, MediaPart, content_of
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.prompt import Prompt
@@ -43,18 +45,26 @@ class MediaPrompts:
             UnavailableError: the host is too busy.
         """
         items = await self.reader.read(parts)
-        facts = await self.reader.facts()
-        expanded = expand(text, items, {"image": facts.placeholder}, param)
+        facts = await self.reader.facts_of(parts)
+        expanded = expand(text, items, _placeholders(facts), param)
         token_ids = await self._tokenizer.tokenize(expanded, add_special_tokens=add_special_tokens, must_fit=must_fit)
-        return Prompt(text, token_ids, media=place(token_ids, items, {"image": facts.token_id}, param))
+        return Prompt(text, token_ids, media=place(token_ids, items, _marks(facts), param))
 
     async def read_ids(self, token_ids: list[int], parts: Sequence[MediaPart], *, param: str = "prompt") -> Prompt:
         """Reads token ids with a placeholder for each item, like `read`."""
         items = await self.reader.read(parts)
-        facts = await self.reader.facts()
+        facts = await self.reader.facts_of(parts)
         encode = functools.partial(self._tokenizer.tokenizer.encode, add_special_tokens=False)
-        expanded = expand_ids(token_ids, items, encode, {"image": facts.placeholder}, param)
-        return Prompt(None, expanded, media=place(expanded, items, {"image": facts.token_id}, param))
+        expanded = expand_ids(token_ids, items, encode, _placeholders(facts), param)
+        return Prompt(None, expanded, media=place(expanded, items, _marks(facts), param))
+
+
+def _placeholders(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, str]:
+    return {modality: each.placeholder for modality, each in facts.items()}
+
+
+def _marks(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, int]:
+    return {modality: each.token_id for modality, each in facts.items()}
 
 
 def parts_of(prompt: Any) -> list[MediaPart]:
@@ -73,7 +83,7 @@ def parts_of(prompt: Any) -> list[MediaPart]:
 
 
 def _parts(modality: Modality, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[MediaPart]:
-    values, names = _as_list(data.get(modality)), _as_list(uuids.get(modality))
+    values, names = _items(modality, data.get(modality)), _as_list(uuids.get(modality))
     if values and names and len(values) != len(names):
         raise ParameterError(
             f"{_UUIDS} has {len(names)} names for {len(values)} items of type {modality}.", param=_UUIDS
@@ -82,11 +92,16 @@ def _parts(modality: Modality, data: Mapping[str, Any], uuids: Mapping[str, Any]
     parts = []
     for index, (value, name) in enumerate(zip(values, names, strict=True)):
         param = f"{_DATA}.{modality}[{index}]"
-        source: str | Content | None = None if value is None else content_of(value, param)
+        source: str | Content | None = None if value is None else content_of(modality, value, param)
         if source is None and name is None:
             raise ParameterError(f"{param} is None, and has no uuid.", param=param)
         parts.append(MediaPart(modality, source, param, name))
     return parts
+
+
+def _items(modality: Modality, value: Any) -> list[Any]:
+    """One item, or those of a list."""
+    return [value] if modality == "audio" and is_sound(value) else _as_list(value)
 
 
 def _as_list(value: Any) -> list[Any]:

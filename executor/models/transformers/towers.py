@@ -6,7 +6,7 @@ caught: embeddings with the tower's rows in them, and features for its first lay
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,19 @@ from quire.executor.models.transformers.skeleton import takes
 
 logger = get_logger(__name__)
 
-_PIXELS: Mapping[Modality, str] = {"image": "pixel_values", "audio": "input_features", "video": "pixel_values_videos"}
+_PIXELS: Mapping[Modality, tuple[str, ...]] = {
+    "image": ("pixel_values", "image_pixel_values", "pixel_values_images"),
+    "audio": ("input_features", "audio_input_features"),
+    "video": ("pixel_values_videos",),
+}
+"""Arguments of classes that are a tower's main input."""
 _TYPES: Mapping[Modality, int] = {"image": 1, "video": 2, "audio": 3}
 """The library's numbers for the types of tokens; 0 is text."""
 
 _DEEP, _DEEP_TOKENS = "deepstack_visual_embeds", "visual_pos_masks"
-_SERVED: tuple[Modality, ...] = ("image",)
+_SERVED: tuple[Modality, ...] = ("image", "audio")
+_LENGTHS = {"audio_seqlens": "audio_feature_lengths"}
+"""Arguments of `get_rope_index` that the processor has under other names."""
 
 
 class _Reached(Exception):
@@ -60,7 +67,7 @@ class Towers:
             part for module in idle_modules(model, findings.called) for part in module.modules() if part is not model
         }
         self._token_ids = _placeholder_ids(model)
-        modalities = [each for each in _SERVED if each in self._token_ids and takes(backbone, _PIXELS[each])]
+        modalities = [each for each in _SERVED if each in self._token_ids and takes_any(backbone, each)]
         self.support = MediaSupport(modalities, sees_both_ways=_sees_both_ways(model, backbone, text))
         self._extra: Mapping[str, Any] = {}
         text.register_forward_pre_hook(self._add_features, with_kwargs=True)
@@ -77,6 +84,8 @@ class Towers:
         token_ids = torch.full((1, number), self._token_ids[item.modality], dtype=torch.int64, device=device)
         arguments = {name: _tensor(array, self._dtype, device) for name, array in _arrays([item]).items()}
         own = {name: value for name, value in arguments.items() if takes(self._backbone, name)}
+        if takes(self._backbone, "attention_mask"):  # by which some count an item's tokens
+            own["attention_mask"] = torch.ones_like(token_ids)
         if takes(self._backbone, "position_ids"):
             own["position_ids"] = torch.arange(number, device=device).unsqueeze(0)
         given = reach(self._backbone, self._text, {"input_ids": token_ids, **own})
@@ -95,8 +104,11 @@ class Towers:
                 types[0, start:end] = _TYPES[item.modality]
         known = inspect.signature(index).parameters
         cpu = torch.device("cpu")
-        facts = {name: _tensor(array, torch.float32, cpu) for name, array in _arrays(items).items() if name in known}
-        positions, _ = index(input_ids=torch.tensor([token_ids]), mm_token_type_ids=types, **facts)
+        joined = _arrays(items, [_LENGTHS.get(name, name) for name in known])
+        given = {"mm_token_type_ids": types, "attention_mask": torch.ones_like(types)}
+        given |= {name: _tensor(array, torch.float32, cpu) for name, array in joined.items()}
+        own = {name: given[key] for name in known if (key := _LENGTHS.get(name, name)) in given}
+        positions, _ = index(input_ids=torch.tensor([token_ids]), **own)
         return positions[-3:, 0].to(torch.int64)
 
     @contextlib.contextmanager
@@ -117,6 +129,11 @@ class Towers:
 
     def _add_features(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, **self._extra}
+
+
+def takes_any(module: nn.Module, modality: Modality) -> bool:
+    """Returns True if a module's `forward` takes items of a kind."""
+    return any(takes(module, name) for name in _PIXELS[modality])
 
 
 def reach(backbone: nn.Module, text: nn.Module, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,7 +173,7 @@ def build_towers(model: PreTrainedModel, findings: Findings, context: ModelConte
             raise ModelLoadError("no part of it is a language model that takes embeddings")
         towers = Towers(model, findings.backbone, text, findings, context)
         if not towers.support.modalities or not towers.modules:
-            raise ModelLoadError("it has no tower for images")
+            raise ModelLoadError("it has no tower for images or sounds")
     except Exception as error:  # the code of a model may raise anything
         logger.info("%s reads text alone: %s", type(model).__name__, error)
         return None
@@ -193,11 +210,13 @@ def _sees_both_ways(model: PreTrainedModel, backbone: nn.Module, text: nn.Module
     return bool(seen) if mask.dtype == torch.bool else seen.item() == 0
 
 
-def _arrays(items: Sequence[MediaItem]) -> dict[str, Array]:
-    """Joins the arrays of items, by name."""
+def _arrays(items: Sequence[MediaItem], names: Collection[str] | None = None) -> dict[str, Array]:
+    """Joins the arrays of items, by name: all, or those of `names`."""
     found: dict[str, Array] = {}
     for item in items:
         for name, array in (item.facts | item.arrays).items():
+            if names is not None and name not in names:
+                continue
             before = found.get(name)
             if before is not None:
                 shape = (before.shape[0] + array.shape[0], *array.shape[1:])

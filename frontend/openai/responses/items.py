@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.frontend.chat.custom_tools import arguments_of
-from quire.frontend.chat.media_parts import image_part
+from quire.frontend.chat.media_parts import audio_part, image_part
 from quire.frontend.openai.responses.tools import flat_name
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -25,6 +25,7 @@ _HOSTED = (
 """Types of items that tools of another server left in a conversation. The prompt leaves them out."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_MEDIA_PARTS = ("input_image", "input_audio")
 
 
 def input_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -152,20 +153,23 @@ def _reasoning(item: dict[str, Any], index: int) -> str:
 
 
 def _content(content: Any, index: int) -> str | list[dict[str, Any]]:
-    """A string, or a list of parts where there are images among them."""
-    if not isinstance(content, list) or not any(map(_is_image, content)):
+    """A string, or a list of parts where there are images or sounds among them."""
+    if not isinstance(content, list) or not any(map(_is_media, content)):
         return _text(content, index)
     return [
-        _image(part, f"input[{index}].content[{number}]") if _is_image(part) else _text_part(_text([part], index))
+        _medium(part, f"input[{index}].content[{number}]") if _is_media(part) else _text_part(_text([part], index))
         for number, part in enumerate(content)
     ]
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_image"
+def _is_media(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _MEDIA_PARTS
 
 
-def _image(part: dict[str, Any], at: str) -> dict[str, Any]:
+def _medium(part: dict[str, Any], at: str) -> dict[str, Any]:
+    """An image or a sound as a part of a chat message."""
+    if part["type"] == "input_audio":
+        return audio_part(part.get("input_audio"), "input_audio", at, "input_audio")
     if part.get("file_id") is not None:
         raise ParameterError(f"{at} has a file_id, and no files are kept here; send its image_url.", param="input")
     return image_part(part.get("image_url"), "input_image", at, "image_url")

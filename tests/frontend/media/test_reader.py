@@ -12,7 +12,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.media import Array
 from quire.frontend.keys.caller import Caller, set_caller
 from quire.frontend.media.decoder import MediaDecoder
-from quire.frontend.media.messages import DescribeImages, ImageFacts, ReadImage, ReadyImage
+from quire.frontend.media.messages import DescribeImages, ItemFacts, ReadImage, ReadyItem
 from quire.frontend.media.reader import MediaReader
 from quire.frontend.media.sources import Content, MediaPart
 
@@ -36,7 +36,7 @@ class Decoder(MediaDecoder):
         on_begin: Callable[[], None] = lambda: None,
     ) -> Any:
         if isinstance(question, DescribeImages):
-            return ImageFacts("<image>", 7)
+            return ItemFacts("<image>", 7)
         assert isinstance(question, ReadImage)
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
@@ -49,7 +49,7 @@ class Decoder(MediaDecoder):
             self._at_once -= 1
         if question.data == b"bad":
             raise ParameterError(f"{param} is no image.", param=param)
-        return ReadyImage("<image>", len(question.data), {}, {"pixels": Array("|u1", (1,), b"0")}, question.data)
+        return ReadyItem("<image>", len(question.data), {}, {"pixels": Array("|u1", (1,), b"0")}, question.data)
 
 
 def reader_of(folder: Path, decoder: Decoder, *, cache_gb: float = 1.0) -> MediaReader:

@@ -15,7 +15,7 @@ from quire.core.wire.media import MediaItem, spans_of
 from quire.executor.models.base import InputEmbeds
 from quire.executor.models.transformers import TransformersModel
 from quire.frontend.media.images.reader import ImageReader
-from quire.frontend.media.messages import DescribeImages, ImageFacts, Pixels, ReadImage, ReadyImage
+from quire.frontend.media.messages import DescribeImages, ItemFacts, Pixels, ReadImage, ReadyItem
 from quire.frontend.media.placing import expand, place
 from quire.frontend.media.reader import ReadItem
 from tests.executor.paged_driver import PagedDriver, load_model, transformers_spec
@@ -31,7 +31,7 @@ WITHOUT_TORCHVISION = [
 
 def process(reader: ImageReader, image: Image.Image) -> ReadItem:
     made = reader.read(ReadImage(image.tobytes(), Pixels("RGB", *image.size), 0))
-    assert isinstance(made, ReadyImage)
+    assert isinstance(made, ReadyItem)
     digest = image.tobytes()[:32]
     return ReadItem("image", "image", digest, made.text, made.num_rows, made.facts, made.arrays)
 
@@ -72,7 +72,7 @@ def test_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None
     folder = write_checkpoint(tmp_path, family)
     reader = ImageReader(str(folder))
     facts = reader.read(DescribeImages())
-    assert isinstance(facts, ImageFacts)
+    assert isinstance(facts, ItemFacts)
     assert not facts.fault
     text = FAMILIES[family]["placeholder"].join(["The first: ", " and then ", ", a third ", " which is more."])
     inputs: Any = reader.processor(images=IMAGES, text=[text], return_tensors="pt")

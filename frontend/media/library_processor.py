@@ -1,0 +1,181 @@
+"""The model's processor, as the Transformers library has it: makes an item's arrays and the text of its placeholders.
+
+Only helper processes import this: the library takes seconds to load.
+"""
+
+import functools
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from transformers import AutoConfig, AutoProcessor, PretrainedConfig
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+from transformers.processing_utils import ProcessorMixin
+
+from quire.core.wire.media import Array, Modality
+from quire.frontend.media.messages import ReadyItem
+
+_BEFORE, _AFTER = "quirebefore ", " quireafter"
+_TEXT_ARRAYS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_FACT_BYTES = 4096
+_HEARD, _HEARD_LENGTHS = "feature_attention_mask", "audio_feature_lengths"
+_KEYWORDS: Mapping[Modality, str] = {"image": "images", "audio": "audio", "video": "videos"}
+"""The names of items in a call of a processor."""
+_TENSORS: Mapping[Modality, str] = {"image": "np", "audio": "pt", "video": "np"}
+"""What a processor shall return. Some of sounds return tensors of torch alone."""
+
+
+class _Tokenizer:
+    """Notes the text that a processor tokenizes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.text = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        self.text = text if isinstance(text, str) else text[0]
+        return self._tokenizer(text, *args, **kwargs)
+
+
+class Mark(Struct, frozen=True):
+    """What stands for an item.
+
+    Attributes:
+        text: in a prompt, before it is expanded.
+        token_id: of each of the tower's rows.
+    """
+
+    text: str
+    token_id: int
+
+
+class LibraryProcessor:
+    """The processor of one checkpoint. The library raises anything where it does not understand a file or an item.
+
+    Attributes:
+        processor: the library's own.
+        config: of the model.
+    """
+
+    def __init__(self, processor: ProcessorMixin, config: PretrainedConfig) -> None:
+        self.processor: Any = processor
+        self.config = config
+
+    def mark(self, modality: Modality) -> Mark:
+        """What stands for an item of a kind. Raises ValueError if nothing does."""
+        text = getattr(self.processor, f"{modality}_token", None)
+        token_id = _token_id(self.config, modality)
+        if token_id is None or not isinstance(text, str):
+            raise ValueError(f"it has no token that stands for an item of type {modality}")
+        return Mark(text, token_id)
+
+    def process(self, modality: Modality, value: Any, options: Mapping[str, Any]) -> ReadyItem:
+        """Makes arrays of one item."""
+        mark = self.mark(modality)
+        text = _BEFORE + mark.text + _AFTER
+        items = {_KEYWORDS[modality]: [value]}
+        made = self.processor(text=[text], return_tensors=_TENSORS[modality], **items, **options)
+        seen = self.processor.tokenizer.text
+        if not (seen.startswith(_BEFORE) and seen.endswith(_AFTER)):
+            raise ValueError("it changes the text around an item")
+        num_rows = int((np.asarray(made["input_ids"]) == mark.token_id).sum())
+        if not num_rows:
+            raise ValueError("it makes no tokens of an item")
+        values = {name: np.asarray(value) for name, value in made.items() if name not in _TEXT_ARRAYS}
+        if _HEARD in values:  # what the places of tokens follow from is a small array
+            values[_HEARD_LENGTHS] = values[_HEARD].sum(axis=-1, dtype=np.int64)
+        return ready_item(modality, seen[len(_BEFORE) : len(seen) - len(_AFTER)], num_rows, values)
+
+
+def ready_item(modality: Modality, text: str, num_rows: int, values: Mapping[str, np.ndarray]) -> ReadyItem:
+    """An item of arrays by the names that the model's class has for them."""
+    arrays = {name: _array(value) for name, value in values.items()}
+    facts = {name for name, value in values.items() if _is_fact(value)}
+    return ReadyItem(
+        text,
+        num_rows,
+        {name: array for name, array in arrays.items() if name in facts},
+        {name: array for name, array in arrays.items() if name not in facts},
+        _digest(modality, num_rows, arrays),
+    )
+
+
+@functools.cache
+def load_processor(folder: str) -> LibraryProcessor:
+    """The processor of a checkpoint, which is read once."""
+    AutoVideoProcessor.from_pretrained = _no_video  # type: ignore[method-assign]
+    ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign]
+    processor = _read_processor(folder)
+    if not isinstance(processor, ProcessorMixin):
+        raise ValueError("the checkpoint's files name no processor of images or sounds")
+    processor.tokenizer = _Tokenizer(processor.tokenizer)
+    return LibraryProcessor(processor, read_config(folder))
+
+
+def read_config(folder: str) -> PretrainedConfig:
+    """The configuration of a checkpoint's model: of one that speaks as well, of its part that writes text."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return getattr(config, "thinker_config", config)
+
+
+def _token_id(config: PretrainedConfig, modality: Modality) -> int | None:
+    names = (f"{modality}_token_id", f"{modality}_token_index")
+    owners = (config, getattr(config, f"{modality}_config", None), getattr(config, "vision_config", None))
+    found = (getattr(owner, name, None) for owner in owners for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _read_processor(folder: str) -> Any:
+    """Reads the processor of a checkpoint. The library hides classes that name torchvision, even for videos alone."""
+    try:
+        return AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError:
+        settings = [Path(folder) / each for each in ("processor_config.json", "preprocessor_config.json")]
+        values = [json.loads(path.read_bytes()) for path in settings if path.is_file()]
+        wanted = next((each["processor_class"] for each in values if "processor_class" in each), None)
+        kind = next((kind for kind, name in PROCESSOR_MAPPING_NAMES.items() if wanted and name == wanted), None)
+        if wanted is None or kind is None:
+            raise
+    name = model_type_to_module_name(kind)
+    module = importlib.import_module(f"transformers.models.{name}.processing_{name}")
+    return getattr(module, wanted).from_pretrained(folder, local_files_only=True)
+
+
+def _is_fact(value: np.ndarray) -> bool:
+    return value.dtype.kind == "i" and value.ndim <= 2 and value.nbytes <= _FACT_BYTES
+
+
+def _array(value: np.ndarray) -> Array:
+    if value.dtype == np.float64:
+        value = value.astype(np.float32)
+    return Array(value.dtype.newbyteorder("<").str, value.shape, np.ascontiguousarray(value).tobytes())
+
+
+def _digest(modality: Modality, num_rows: int, arrays: Mapping[str, Array]) -> bytes:
+    """Names an item by what the tower reads of it."""
+    digest = hashlib.sha256(b"%s:%d" % (modality.encode(), num_rows))
+    for name, array in sorted(arrays.items()):
+        digest.update(f":{name}:{array.dtype}:{array.shape}:".encode())
+        digest.update(array.data)
+    return digest.digest()
+
+
+def _no_video(*_: Any, **__: Any) -> None:
+    """Stands for the video processor, which needs torchvision."""
+
+
+_check = ProcessorMixin.check_argument_for_proper_class
+
+
+def _check_others(self: Any, name: str, argument: Any) -> Any:
+    """Checks a processor's parts, but not the video processor, which is left out."""
+    return None if argument is None else _check(self, name, argument)
