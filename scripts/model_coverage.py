@@ -251,10 +251,8 @@ def _section(results: dict[str, Result]) -> list[str]:
 
 
 WITHOUT_A_PATH = {
-    "bigbird_pegasus": "its encoder attends to blocks that are drawn at random",
-    "nllb-moe": "its experts are layers with biases and no gates, for which there is no operation here",
-    "pegasus_x": "its encoder has tokens of its own beside those of a text, and sees blocks",
-    "switch_transformers": "an expert takes a limited number of a text's tokens, and leaves out the others",
+    "nllb-moe": "the library computes each token with the experts 0 and 1, whichever its router chooses, so that "
+    "nothing tells what is right",
     "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams besides "
     "the tokens' own, and its code takes a whole prompt or one token",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "

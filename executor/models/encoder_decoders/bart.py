@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.cross import CrossAttention
-from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
+from quire.executor.layers.attention.grouped_query import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.attention.sequence import SequenceAttention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
@@ -95,6 +95,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         first_position: the row of the first token's position; those before it are unused.
         norms_first: norms are before blocks, and one is after all layers.
         norms_embedding: a norm is after the sum of tokens and positions.
+        attention_biases: layers of attention have biases.
         heeds_scale: `scale_embedding` of config.json has an effect.
         weights_type: reads tensors that checkpoints store in another form.
     """
@@ -106,6 +107,7 @@ class BartForConditionalGeneration(EncoderDecoder):
     first_position = 2
     norms_first = False
     norms_embedding = True
+    attention_biases = True
     heeds_scale = True
     weights_type: type[RearrangedWeights] = FlatBias
 
@@ -134,6 +136,13 @@ class BartForConditionalGeneration(EncoderDecoder):
         num_rows = size_of(spec, f"max_{side}_position_embeddings", "max_position_embeddings") + self.first_position
         return position_rows(context, "positions.weight", num_rows, spec.hidden_size, first=self.first_position)
 
+    def encoder_attention(
+        self, spec: ModelSpec, context: ModelContext, name: str, shape: AttentionShape, index: int
+    ) -> SequenceAttention:
+        """Builds the attention of the encoder's layer `index`."""
+        form, bias = self.encoder_form(spec, shape.head_dim, index), self.attention_biases
+        return SequenceAttention(context, name, shape, bias=bias, output_bias=bias, form=form)
+
     def encoder_form(self, spec: ModelSpec, head_dim: int, index: int) -> AttentionForm:
         """Returns the form of attention in a layer of the encoder."""
         return AttentionForm(head_dim**-0.5)
@@ -152,8 +161,7 @@ class BartForConditionalGeneration(EncoderDecoder):
 
         def layer(index: int) -> EncoderLayer:
             name = f"model.layers.{index}"
-            form = self.encoder_form(spec, own_head_dim, index)
-            attention = SequenceAttention(context, f"{name}.self_attn", shape, form=form)
+            attention = self.encoder_attention(spec, context, f"{name}.self_attn", shape, index)
             mlp = MLP(context, f"{name}.mlp", size, inner, activation)
             norms = [self._named_norm(context, f"{name}.{norm}", size) for norm in ("attention_norm", "mlp_norm")]
             if self.norms_first:
@@ -185,8 +193,9 @@ class BartForConditionalGeneration(EncoderDecoder):
         """Builds a layer of the decoder; `before` is the previous layer's last norm, `last` its own."""
         size, shape = spec.hidden_size, attention_shape(spec)
         inner, activation = size_of(spec, "decoder_ffn_dim"), activation_of(spec, "activation_function", "gelu")
-        attention = Attention(context, place, shape, None, qkv_bias=True, output_bias=True)
-        cross = CrossAttention(context, cross_place(place, spec), shape, bias=True)
+        bias = self.attention_biases
+        attention = Attention(context, place, shape, None, qkv_bias=bias, output_bias=bias)
+        cross = CrossAttention(context, cross_place(place, spec), shape, bias=bias)
         mlp = MLP(context, f"{place.name}.mlp", size, inner, activation)
         attention_norm = self._named_norm(context, f"{place.name}.attention_norm", size)
         cross_norm = self._named_norm(context, f"{place.name}.cross_norm", size)
@@ -197,18 +206,20 @@ class BartForConditionalGeneration(EncoderDecoder):
     def _named_norm(self, context: ModelContext, name: str, size: int) -> Norm:
         return _STYLE.layer(context, name, size)
 
+    def ends(self, side: str) -> dict[str, str]:
+        """Returns the names of a side's tensors outside its layers; `side` is its prefix in the checkpoint."""
+        return {
+            "positions": f"{side}.embed_positions",
+            "embedding_norm": f"{side}.layernorm_embedding",
+            "last_norm": f"{side}.layer_norm",
+        }
+
     def _renamed(self, context: ModelContext, side: str, tokens: str, pieces: Mapping[str, Piece] = {}) -> ModelContext:
         """Returns a context that finds the tensors of one side under their names in the checkpoint.
 
         `pieces` are those of its layers that differ from the decoder's.
         """
-        ends = {
-            "lm_head": self.HEAD,
-            "model.embed_tokens": tokens,
-            "positions": f"{side}.embed_positions",
-            "embedding_norm": f"{side}.layernorm_embedding",
-            "last_norm": f"{side}.layer_norm",
-        }
+        ends = {"lm_head": self.HEAD, "model.embed_tokens": tokens, **self.ends(side)}
         weights = self.weights_type(context.weights, {**_PIECES, **pieces}, layer=f"{side}.layers.{{}}", ends=ends)
         return replace(context, weights=weights)
 

@@ -9,7 +9,6 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.cross import CrossAttention
 from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.mlp import MLP, GatedMLP
 from quire.executor.layers.norm import NormStyle
 from quire.executor.models.decoder import FeedForward, attention_shape, layer_places, size_of, vocabulary_ends
 from quire.executor.models.encoder_decoders.encoder_decoder import (
@@ -20,7 +19,13 @@ from quire.executor.models.encoder_decoders.encoder_decoder import (
     encoder_spec,
 )
 from quire.executor.models.encoders.encoder import relative_bias
-from quire.executor.models.encoders.t5 import LongT5EncoderModel, T5EncoderModel, UMT5EncoderModel, feed_forward
+from quire.executor.models.encoders.t5 import (
+    LongT5EncoderModel,
+    T5EncoderModel,
+    UMT5EncoderModel,
+    feed_forward,
+    plain_or_gated,
+)
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm
 
@@ -37,8 +42,8 @@ _PIECES = {
     "cross_attn.v_proj": Piece("layer.1.EncDecAttention.v"),
     "cross_attn.o_proj": Piece("layer.1.EncDecAttention.o"),
     "mlp_norm": Piece("layer.2.layer_norm"),
-    "mlp.down_proj": Piece("layer.2.DenseReluDense.wo"),
 }
+_PIECES_OF_MLP = {"mlp.down_proj": Piece("layer.2.DenseReluDense.wo")}
 _PLAIN = {"mlp.up_proj": Piece("layer.2.DenseReluDense.wi")}
 _GATED = {
     "mlp.gate_proj": Piece("layer.2.DenseReluDense.wi_0"),
@@ -52,37 +57,31 @@ class T5ForConditionalGeneration(EncoderDecoder):
     for all.
     """
 
-    SIZES = ("d_ff",)
+    SIZES: tuple[str, ...] = ("d_ff",)
     ENCODER: type[T5EncoderModel] = T5EncoderModel
     may_scale_outputs = True
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        is_gated, activation = feed_forward(spec)
-        pieces = _PIECES | (_GATED if is_gated else _PLAIN)
-        weights = RearrangedWeights(context.weights, pieces, layer="decoder.block.{}", ends=_ENDS)
+        weights = RearrangedWeights(
+            context.weights, _PIECES | self.mlp_pieces(spec), layer="decoder.block.{}", ends=_ENDS
+        )
         decoder = replace(context, weights=weights)
         style = NormStyle(config.get("layer_norm_epsilon", 1e-6))
         is_tied = config.get("tie_word_embeddings") is not False
         scales_outputs = self.may_scale_outputs and config.get("scale_decoder_outputs", is_tied)
         embed, head = vocabulary_ends(spec, decoder, is_tied=True, logit_scale=size**-0.5 if scales_outputs else 1.0)
         form_of, shape = self._forms(spec, decoder), attention_shape(spec)
-        inner = size_of(spec, "d_ff")
 
         def layer(place: LayerPlace) -> PreNormCrossLayer:
             name = place.name
-            mlp: FeedForward = (
-                GatedMLP(decoder, f"{name}.mlp", size, inner, activation)
-                if is_gated
-                else MLP(decoder, f"{name}.mlp", size, inner, activation, bias=False)
-            )
             return PreNormCrossLayer(
                 style.layer(decoder, f"{name}.attention_norm", size),
                 Attention(decoder, place, shape, None, form=form_of(place.index)),
                 style.layer(decoder, f"{name}.cross_norm", size),
                 CrossAttention(decoder, cross_place(place, spec), shape, form=AttentionForm(1.0)),
                 style.layer(decoder, f"{name}.mlp_norm", size),
-                mlp,
+                self.mlp(spec, decoder, place.index),
             )
 
         own = encoder_spec(spec, size_of(spec, "num_layers"), spec.num_attention_heads)
@@ -93,6 +92,14 @@ class T5ForConditionalGeneration(EncoderDecoder):
             style.layer(decoder, "model.norm", size),
             head,
         )
+
+    def mlp_pieces(self, spec: ModelSpec) -> dict[str, Piece]:
+        """Returns the places of the tensors of the decoder's feed-forward blocks."""
+        return _PIECES_OF_MLP | (_GATED if feed_forward(spec)[0] else _PLAIN)
+
+    def mlp(self, spec: ModelSpec, context: ModelContext, index: int) -> FeedForward:
+        """Builds the feed-forward block of a layer of the decoder."""
+        return plain_or_gated(spec, context, f"model.layers.{index}.mlp")
 
     def _forms(self, spec: ModelSpec, context: ModelContext) -> Callable[[int], AttentionForm]:
         """Returns what makes the form of a layer's self-attention."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.attention.grouped_query import AttentionShape
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
@@ -90,6 +91,8 @@ class EncoderEmbedding:
         norm: Norm | None = None,
         before_norm: ColumnLinear | None = None,
         after_norm: ColumnLinear | None = None,
+        word_adapters: LayerAdapters | None = None,
+        type_adapters: LayerAdapters | None = None,
     ) -> None:
         """Takes the rows of positions, from that of the first token on, and those of segments."""
         self._ops = context.ops
@@ -99,12 +102,18 @@ class EncoderEmbedding:
         self._norm = norm
         self._before_norm = before_norm
         self._after_norm = after_norm
+        self._word_adapters = word_adapters
+        self._type_adapters = type_adapters
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         x = self._words(token_ids, step)
+        if self._word_adapters is not None:
+            x = self._word_adapters.add_rows(token_ids, x)
         if self._types is not None:  # apart from positions: the sum is the same whether any token has another segment
             types = torch.zeros_like(token_ids) if step.token_types is None else step.token_types
             x = self._ops.add(self._ops.take_rows(self._types, types), x)
+            if self._type_adapters is not None:
+                x = self._type_adapters.add_rows(types, x)
         if self._positions is not None:
             x = self._ops.add(self._ops.take_rows(self._positions, step.positions), x)
         if self._before_norm is not None:
@@ -134,15 +143,19 @@ class Encoder:
         layers: Sequence[EncoderLayer],
         heads: Heads,
         norm: Callable[[Tensor], Tensor] | None = None,
+        *,
+        activation_size: int | None = None,
     ) -> None:
-        """Takes as `norm` what maps the last layer's output to hidden states."""
+        """Takes as `norm` what maps the last layer's output to hidden states; `activation_size` is that of layers which
+        a subclass calls.
+        """
         self._embed = embed
         self._layers = layers
         self._norm = norm
         self._vocabulary_head = heads.vocabulary
         if heads.labels is not None:
             self.classify = heads.labels
-        self.activation_size = max(layer.activation_size for layer in layers)
+        self.activation_size = activation_size or max(layer.activation_size for layer in layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         x = self._embed(token_ids, step)

@@ -15,6 +15,7 @@ from quire.executor.models.decoder import FeedForward, SettingError, activation_
 from quire.executor.models.encoders.encoder import (
     Encoder,
     EncoderEmbedding,
+    EncoderLayer,
     PreNormLayer,
     encoder_shape,
     relative_bias,
@@ -28,7 +29,6 @@ from quire.ops.backend import AttentionForm
 _PIECES = {
     "attention_norm": Piece("layer.0.layer_norm"),
     "mlp_norm": Piece("layer.1.layer_norm"),
-    "mlp.down_proj": Piece("layer.1.DenseReluDense.wo"),
 }
 _ATTENTION = {
     "self_attn.q_proj": "q",
@@ -37,6 +37,7 @@ _ATTENTION = {
     "self_attn.o_proj": "o",
     "distances": "relative_attention_bias",
 }
+_PIECES_OF_MLP = {"mlp.down_proj": Piece("layer.1.DenseReluDense.wo")}
 _PLAIN = {"mlp.up_proj": Piece("layer.1.DenseReluDense.wi")}
 _GATED = {
     "mlp.gate_proj": Piece("layer.1.DenseReluDense.wi_0"),
@@ -48,16 +49,15 @@ _ENDS = {WORDS: "shared", "norm": "encoder.final_layer_norm"}
 class T5EncoderModel(Encoder):
     """Norms before blocks, no biases, unscaled scores with biases by distance. All layers share those of the first."""
 
-    SIZES = ("d_ff",)
+    SIZES: tuple[str, ...] = ("d_ff",)
     ATTENTION = "SelfAttention"
     has_shared_distances = True
 
     def __init__(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None = None) -> None:
         """Takes the table of tokens as `embed`, if a decoder shares it."""
         config, size = spec.hf_config, spec.hidden_size
-        is_gated, activation = feed_forward(spec)
         attention_pieces = {name: Piece(f"layer.0.{self.ATTENTION}.{stored}") for name, stored in _ATTENTION.items()}
-        pieces = _PIECES | attention_pieces | (_GATED if is_gated else _PLAIN)
+        pieces = _PIECES | attention_pieces | self.mlp_pieces(spec)
         context = renamed(context, (), "encoder.block.{}", pieces, _ENDS)
         style = NormStyle(config.get("layer_norm_epsilon", 1e-6))
         if embed is None:
@@ -67,20 +67,13 @@ class T5EncoderModel(Encoder):
         def norm(name: str) -> Norm:
             return style.layer(context, name, size)
 
-        def layer(index: int) -> PreNormLayer:
+        def layer(index: int) -> EncoderLayer:
             name = f"model.layers.{index}"
             attention = SequenceAttention(
                 context, f"{name}.self_attn", encoder_shape(spec), bias=False, output_bias=False, form=form_of(index)
             )
-            inner, mlp_name = size_of(spec, "d_ff"), f"{name}.mlp"
-            mlp: FeedForward = (
-                GatedMLP(context, mlp_name, size, inner, activation)
-                if is_gated
-                else MLP(context, mlp_name, size, inner, activation, bias=False)
-            )
-            return PreNormLayer(
-                context.ops, norm(f"{name}.attention_norm"), attention, norm(f"{name}.mlp_norm"), mlp
-            )  # fmt: skip
+            norms = norm(f"{name}.attention_norm"), norm(f"{name}.mlp_norm")
+            return self.layer(spec, context, index, norms[0], attention, norms[1])
 
         super().__init__(
             embed,
@@ -88,6 +81,23 @@ class T5EncoderModel(Encoder):
             Heads(),
             norm("norm"),
         )
+
+    def mlp_pieces(self, spec: ModelSpec) -> dict[str, Piece]:
+        """Returns the places of the tensors of feed-forward blocks."""
+        return _PIECES_OF_MLP | (_GATED if feed_forward(spec)[0] else _PLAIN)
+
+    def layer(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        index: int,
+        attention_norm: Norm,
+        attention: SequenceAttention,
+        mlp_norm: Norm,
+    ) -> EncoderLayer:
+        """Builds a layer of its norms and its attention."""
+        mlp = plain_or_gated(spec, context, f"model.layers.{index}.mlp")
+        return PreNormLayer(context.ops, attention_norm, attention, mlp_norm, mlp)
 
     def _forms(self, spec: ModelSpec, context: ModelContext) -> Callable[[int], AttentionForm]:
         """Returns what makes the form of a layer's attention."""
@@ -124,6 +134,14 @@ class LongT5EncoderModel(T5EncoderModel):
             )
         form_of, window = super()._forms(spec, context), spec.hf_config.get("local_radius", 127) + 1
         return lambda index: form_of(index)._replace(window=window)
+
+
+def plain_or_gated(spec: ModelSpec, context: ModelContext, name: str) -> FeedForward:
+    """Builds the feed-forward block `name`."""
+    (is_gated, activation), size, inner = feed_forward(spec), spec.hidden_size, size_of(spec, "d_ff")
+    if is_gated:
+        return GatedMLP(context, name, size, inner, activation)
+    return MLP(context, name, size, inner, activation, bias=False)
 
 
 def feed_forward(spec: ModelSpec) -> tuple[bool, PlainActivation]:
