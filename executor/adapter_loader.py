@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -13,7 +13,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.adapters import Adapter, AdapterLoad, LoadedAdapter
 from quire.executor.layers.adapter_matching import match_layers
-from quire.executor.layers.adapters import Adapters, PreparedWeight
+from quire.executor.layers.adapters import Adapters, AdapterWeight, PreparedWeight
 from quire.executor.weights.peft.tensors import PeftCheckpoint
 
 logger = get_logger(__name__)
@@ -28,10 +28,18 @@ class AdapterLoader:
         place: where the model's layers meet adapters.
         options: the server's.
         device: of the slots.
+        of_task: reads the adapter of a task from the model's own weights; None: there are none.
     """
 
-    def __init__(self, place: Adapters, options: AdapterOptions, device: torch.device) -> None:
+    def __init__(
+        self,
+        place: Adapters,
+        options: AdapterOptions,
+        device: torch.device,
+        of_task: Callable[[str], Mapping[str, AdapterWeight]] | None = None,
+    ) -> None:
         self._place = place
+        self._of_task = of_task
         self._dtype = None if options.dtype is None else getattr(torch, options.dtype)
         self._device = device
         self._held: dict[bytes, tuple[list[PreparedWeight], list[str]]] = {}  # by digest
@@ -62,6 +70,11 @@ class AdapterLoader:
             return LoadedAdapter(f"{type(error).__name__}: {error}")
 
     def _read(self, adapter: Adapter) -> tuple[list[PreparedWeight], list[str]]:
+        if adapter.is_of_task:
+            weights = {} if self._of_task is None else self._of_task(adapter.name)
+            if not weights:
+                raise ModelLoadError("the checkpoint's weights have no adapters.")
+            return self._place.prepare(weights, self._dtype), []
         checkpoint = PeftCheckpoint(adapter)
         try:
             matched = match_layers(checkpoint, self._place)

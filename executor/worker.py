@@ -34,7 +34,7 @@ from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
-from quire.executor.models.base import LayerCache, Model, ReadsMedia
+from quire.executor.models.base import HasTaskAdapters, LayerCache, Model, ReadsMedia
 from quire.executor.models.registry import import_model
 from quire.executor.parallel.context.divided import context_parallel
 from quire.executor.parallel.groups import ParallelGroup
@@ -184,7 +184,8 @@ class Worker:
         self._experts = loaded.experts
         self.adapters = loaded.adapters
         if config.adapters is not None and loaded.adapters is not None:
-            self._adapter_loader = AdapterLoader(loaded.adapters, config.adapters, self._device)
+            of_task = loaded.model.task_adapter if isinstance(loaded.model, HasTaskAdapters) else None
+            self._adapter_loader = AdapterLoader(loaded.adapters, config.adapters, self._device, of_task)
         if config.eplb is not None and self._experts is not None and self._experts.layers:
             self._balancer = ExpertBalancer(config.eplb, self._experts, logs=self._rank.is_first)
         held = self._memory = RankMemory.of(

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from quire.core.config.task_adapters import TaskAdapters
 from quire.core.wire.pooling import PoolingTask
 
 Runner = Literal["generate", "pooling"]
@@ -141,6 +142,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
         projection: the name of a linear layer among the weights, from hidden states to vectors; None: there is none.
         ranking: of a model that reads a query and all its documents in one prompt; None: it does not.
         embedding_size: elements of a vector.
+        task_adapters: those among the weights; None: there are none.
         includes_prompt: the mean of a text's tokens has those of a named prompt before it.
         joins_texts: a pair is one text for the model, where no template writes it.
         pair_template, template_variables: as in `SentenceModel`.
@@ -178,6 +180,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     pair_template: str | None = None
     template_variables: dict[str, Any] = {}
     io_processor_plugin: str | None = None
+    task_adapters: TaskAdapters | None = None
     sources: dict[str, str] = {}
 
     @property
@@ -205,6 +208,8 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
             )
         if self.classes:
             parts.append(f"{len(self.classes)} classes" if len(self.classes) > 1 else "one score")
+        if self.task_adapters is not None:
+            parts.append(self.task_adapters.describe())
         if self.prompts:
             parts.append(f"prompts for {', '.join(self.prompts)}")
         if self.pair_template is not None:

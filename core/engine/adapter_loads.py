@@ -71,7 +71,7 @@ class AdapterLoads:
 
 def _without_folder(text: str, path: str) -> str:
     """`text` without an adapter's folder: where it is is the operator's to know, from the log."""
-    return text.replace(f"{path}/", "").replace(path, "its folder")
+    return text.replace(f"{path}/", "").replace(path, "its folder") if path else text
 
 
 def _fault(answers: Sequence[LoadedAdapter]) -> str | None:

@@ -18,8 +18,18 @@ class Adapter(Struct, array_like=True, frozen=True):
     """One version of an adapter. Requests with the same digest share slots, memory and pages of the prefix cache."""
 
     name: str  # as clients know it
-    path: str  # of its folder, on the engine's hosts
+    path: str  # of its folder, on the engine's hosts; empty for one among the model's own weights
     digest: bytes  # of its files' content: see `adapter_digest`
+
+    @classmethod
+    def of_task(cls, task: str) -> "Adapter":
+        """The one that the model's own weights have for a task."""
+        return cls(task, "", hashlib.sha256(b"task " + task.encode()).digest())
+
+    @property
+    def is_of_task(self) -> bool:
+        """True for one among the model's own weights."""
+        return not self.path
 
 
 class AdapterLoad(Struct, array_like=True, frozen=True):

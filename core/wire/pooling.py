@@ -3,9 +3,12 @@
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin"]
-"""A vector for a text, probabilities of a text's classes, and both of these for each of its tokens."""
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
+"""A vector for a text, probabilities of a text's classes, and both of these for each of its tokens. The last one is a
+text's vector and then a number for each token.
+"""
 
 PoolingMethod = Literal["last", "cls", "mean", "all", "splade_max", "splade_sum"]
 """The hidden states that become the output: those of the prompt's last token, of its first, their mean, or of each.
@@ -29,6 +32,8 @@ class Pooling(Struct, array_like=True, frozen=True):
         num_lead_tokens: with `mean`, first tokens of the prompt that are left out.
         without_first: with `all`, a first token with this id has no vector; nor has a last one with `without_last`.
         is_flat: with `all`, a token's vector is one number, and a text has a list of numbers.
+        text: with `is_flat`, the vector of the whole text, whose elements come before those numbers; None: there is
+            none. Only encoders, which compute a prompt at once, have it.
     """
 
     method: PoolingMethod
@@ -43,6 +48,15 @@ class Pooling(Struct, array_like=True, frozen=True):
     without_last: int | None = None
     is_flat: bool = False
     tag_ids: list[int] = []
+    text: "Pooling | None" = None
+
+    def without_lead(self, num_tokens: int) -> "Pooling":
+        """The same, but a mean leaves the prompt's first tokens out."""
+        if not num_tokens:
+            return self
+        if self.text is not None:
+            return replace(self, text=self.text.without_lead(num_tokens))
+        return replace(self, num_lead_tokens=num_tokens) if self.method == "mean" else self
 
 
 EMBED = "embed"

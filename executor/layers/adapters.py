@@ -147,6 +147,18 @@ class LayerAdapters:
             return out
         return self._place.ops.add_low_rank(x, out, self._weights, self._place.tokens(len(x)))
 
+    def add_rows(self, index: Tensor, out: Tensor) -> Tensor:
+        """Adds the rows at `index` [num_tokens] int64 of each token's adapter to `out`, perhaps in place.
+
+        So does a layer that is a table of rows: its inputs have a one in the place of the row, and zeros.
+        """
+        if not self.is_used or not self._place.is_active:
+            return out
+        adapters, (a, b, sizes, ranks, *_) = self._place.tokens(len(index)), self._weights
+        inner = a[adapters.clamp(min=0), :, index]
+        same = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).repeat(len(a), 1, 1)
+        return self._place.ops.add_low_rank(inner, out, LowRankWeights(same, b, sizes, ranks), adapters)
+
     def prepare(self, number: int, weight: AdapterWeight, dtype: torch.dtype) -> PreparedWeight:
         """Returns this rank's part of an adapter's weight for the layer with a number, its low-rank part in `dtype`.
 

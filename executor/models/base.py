@@ -1,11 +1,12 @@
 """The interface of a model, as the model runner sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from quire.core.wire.media import MediaItem, Modality
+from quire.executor.layers.adapters import AdapterWeight
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
@@ -17,6 +18,7 @@ __all__ = [
     "BlockDraftHeads",
     "DraftHeads",
     "EncoderDecoder",
+    "HasTaskAdapters",
     "InputEmbeds",
     "LastStateHeads",
     "LayerCache",
@@ -142,6 +144,19 @@ class LastStateHeads(Model, Protocol):
 
         `token_ids` [num_rows] are their newest tokens, and `states` [num_rows, hidden] the target's, of which these
         were made.
+        """
+        ...
+
+
+@runtime_checkable
+class HasTaskAdapters(Model, Protocol):
+    """A model whose weights bring an adapter for each of its tasks."""
+
+    @property
+    def task_adapter(self) -> Callable[[str], Mapping[str, AdapterWeight]]:
+        """Reads the weights of a task's adapter, by the names of layers; they take away that of the loaded task.
+
+        Raises ModelLoadError if a tensor is missing.
         """
         ...
 

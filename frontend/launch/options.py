@@ -81,7 +81,8 @@ def resolve(
             )
         spec = _with_encoder_limit(spec, max_model_len, layout)
     speculation, draft_model = resolve_speculation(args, spec, layout, pooling, draft)
-    limits = _limits(args, defaults, max_model_len, spec, is_server=usage == "server")
+    adapters = _adapters(args, pooling)
+    limits = _limits(args, defaults, max_model_len, spec, adapters, is_server=usage == "server")
     if draft_model is not None:
         limits = msgspec.structs.replace(limits, num_lookahead_tokens=draft_model.num_tokens)
     return EngineConfig(
@@ -103,7 +104,7 @@ def resolve(
         reads_media=pooling is None and reads_media(args.multimodal, spec, layout),
         speculation=speculation,
         draft_model=draft_model,
-        adapters=AdapterOptions.of(args.lora),
+        adapters=adapters,
         expert_placement=expert_placement(args.parallel),
         cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
@@ -123,6 +124,19 @@ def resolve(
         # Offline work has all its requests at the start; a server's first ones are seldom many.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
+
+
+def _adapters(args: EngineArgs, pooling: PoolingSpec | None) -> AdapterOptions | None:
+    """The room for adapters that requests bring, or for those among the weights; the layers have one kind of them."""
+    tasks = None if pooling is None else pooling.task_adapters
+    if tasks is None or tasks.is_fixed:
+        return AdapterOptions.of(args.lora)
+    if args.lora.enable_lora:
+        raise ConfigError(
+            "--enable-lora is for adapters in folders, and the weights of this checkpoint have one for each task; "
+            "leave it out, or choose a task with --hf-overrides '{\"jina_task\": ...}'."
+        )
+    return tasks.options()
 
 
 def _keeps_spare(args: EngineArgs, layout: Layout, usage: UsageContext) -> bool:
@@ -190,7 +204,13 @@ def _with_encoder_limit(spec: ModelSpec, max_model_len: int, layout: Layout) -> 
 
 
 def _limits(
-    args: EngineArgs, defaults: tuple[int, int], max_model_len: int, spec: ModelSpec, *, is_server: bool
+    args: EngineArgs,
+    defaults: tuple[int, int],
+    max_model_len: int,
+    spec: ModelSpec,
+    adapters: AdapterOptions | None,
+    *,
+    is_server: bool,
 ) -> SchedulerLimits:
     asked = args.scheduler
     factor = 2 if args.device.performance_mode == "throughput" else 1
@@ -232,7 +252,6 @@ def _limits(
     block_size *= num_ranks  # each rank has --block-size slots of a page
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
-    adapters = AdapterOptions.of(args.lora)
     queued_requests, queued_tokens, queued_bytes = _queue_bounds(psutil.virtual_memory().total)
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,

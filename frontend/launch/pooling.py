@@ -1,5 +1,6 @@
 """Resolves what a model's output is, tokens or vectors, from the options and the checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.core.config.pooling import (
     TokenHead,
 )
 from quire.core.config.resolved import ModelSpec
+from quire.core.config.task_adapters import TaskAdapters
 from quire.core.errors import ConfigError
 from quire.core.wire.pooling import PoolingTask
 from quire.frontend.checkpoint.model_spec import read_json_if_present
@@ -60,19 +62,20 @@ def resolve_pooling(model: ModelConfig, spec: ModelSpec) -> PoolingSpec | None:
         return None
     asked = model.pooler_config or PoolerConfig()
     token_heads = _token_heads(spec) if kind == "embed" else {}
-    tasks = _tasks(spec, kind, asked, [task for task in token_heads if task not in _EMBEDDING])
     sources = {"runner": "--runner" if model.runner == "pooling" else _source(model, spec)}
     common = _common(spec, kind, asked, sources)
+    is_sparse = common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM")
+    tasks = _tasks(spec, kind, asked, _more_tasks(token_heads, has_both=spec.is_encoder and not is_sparse))
     common["io_processor_plugin"] = model.io_processor_plugin or spec.config_json.get("io_processor_plugin")
     if kind == "embed":
-        is_sparse = common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM")
         return PoolingSpec(
             tasks=tasks,
             token_heads=token_heads,
+            task_adapters=TaskAdapters.of(spec.hf_config, spec.name),
             sources=sources,
             **common | _embedding(spec, asked, is_sparse=is_sparse),
         )
-    if common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM"):
+    if is_sparse:
         raise ConfigError(f"--pooler-config: {common['sequence']} makes vectors; use --convert embed.")
     return PoolingSpec(tasks=tasks, sources=sources, **common | classification(spec, asked))
 
@@ -156,6 +159,12 @@ def _token_heads(spec: ModelSpec) -> dict[PoolingTask, TokenHead]:
         for task, head in _TOKEN_HEADS.items()
         if (folder / head.file).is_file()
     }
+
+
+def _more_tasks(token_heads: Mapping[PoolingTask, TokenHead], *, has_both: bool) -> list[PoolingTask]:
+    """The tasks that heads for tokens add to an embedder's; with `has_both`, weights of tokens beside a vector, too."""
+    more: list[PoolingTask] = [task for task in token_heads if task not in _EMBEDDING]
+    return [*more, "embed&token_classify"] if "token_classify" in more and has_both else more
 
 
 def _common(spec: ModelSpec, kind: Conversion, asked: PoolerConfig, sources: dict[str, str]) -> dict[str, Any]:

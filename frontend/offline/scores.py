@@ -76,7 +76,11 @@ class Scorer:
         """
         spec = self._llm.config.pooling
         task = None if spec is None else spec.tasks[0]
-        if spec is None or task == "token_classify" or (task == "classify" and len(spec.classes) != 1):
+        if (
+            spec is None
+            or task in ("token_classify", "embed&token_classify")
+            or (task == "classify" and len(spec.classes) != 1)
+        ):
             what = (
                 "generates text" if spec is None else f"serves {', '.join(spec.tasks)} of {len(spec.classes)} classes"
             )

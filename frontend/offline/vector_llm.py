@@ -19,10 +19,11 @@ from quire.frontend.outputs import (
     ScoringRequestOutput,
 )
 from quire.frontend.progress import MakeBar, open_progress
-from quire.frontend.requests.named_prompts import named_prompt
-from quire.frontend.requests.named_prompts import num_lead_tokens as num_lead_tokens_of
+from quire.frontend.requests.named_prompts import named_prompt, num_lead_tokens
 from quire.frontend.requests.prompt import DataPrompt, PromptLike
+from quire.frontend.requests.ranked_lists import joined
 from quire.frontend.requests.request_fields import check_params
+from quire.frontend.requests.task_adapters import ChosenTask, choose_task
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_template import read_template
 
@@ -55,6 +56,7 @@ class VectorLLM:
         pooling_task: PoolingTask | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
+        adapter_task: str | None = None,
     ) -> list[PoolingRequestOutput[Any]]:
         """The output of a task for each prompt, in the order of the prompts. Equal prompts are computed once.
 
@@ -69,6 +71,8 @@ class VectorLLM:
             tokenization_kwargs: see `Tokenization.read`.
             prompt_name: of the texts that the checkpoint has for uses, as sentence-transformers stores them, the one to
                 put before each text; None: none.
+            adapter_task: a task of a checkpoint that has an adapter for each, as Jina's embedders; the prompt that it
+                has for the task is put before each text. None: that of the weights as they are loaded.
 
         Raises:
             ParameterError: a prompt or parameter is wrong, or the model does not serve the task.
@@ -77,18 +81,33 @@ class VectorLLM:
         tokenization = Tokenization.read(tokenization_kwargs)
         if pooling_task == "plugin" or (isinstance(prompts, dict) and "data" in prompts):
             return [self._by_plugin(prompts, pooling_params, pooling_task, lora_request, tokenization, use_tqdm)]
-        many, num_lead_tokens = prompts_of(prompts), 0
+        chosen = self._choose(prompt_name, adapter_task, lora_request)
+        spec = self.llm_engine.config.pooling
+        many = joined(spec, prompts_of(prompts), tokenization.truncation)
         if prompt_name is not None:
-            spec, tokenizer = self.llm_engine.config.pooling, self.llm_engine.async_llm.async_tokenizer
             many = prompted(many, prompt_name, spec)
-            num_lead_tokens = num_lead_tokens_of(tokenizer, spec, named_prompt(spec, prompt_name))
+        else:
+            many = [chosen.before + each if isinstance(each, str) else each for each in many]
         if not many:
             raise ParameterError("prompts must hold at least one prompt.", param="prompts")
         params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
         if pooling_task is not None:
             params = [_for_task(each, pooling_task) for each in params]
-        batch = VectorBatch(many, params, adapters_of(lora_request, len(many)), tokenization, num_lead_tokens)
-        return self._encode(batch, use_tqdm)
+        adapters = adapters_of(lora_request, len(many)) if chosen.adapter is None else [chosen.adapter] * len(many)
+        lead = num_lead_tokens(self.llm_engine.async_llm.async_tokenizer, spec, chosen.before)
+        return self._encode(VectorBatch(many, params, adapters, tokenization, lead), use_tqdm)
+
+    def _choose(self, prompt_name: str | None, adapter_task: str | None, lora_request: LoRAs) -> ChosenTask:
+        """The text before each prompt, and the adapter among the weights. Raises ParameterError."""
+        spec = self.llm_engine.config.pooling
+        if adapter_task is None:
+            return ChosenTask(before="" if prompt_name is None else named_prompt(spec, prompt_name))
+        if prompt_name is not None or lora_request is not None:
+            raise ParameterError(
+                "adapter_task brings a prompt and an adapter; leave prompt_name and lora_request out.",
+                param="adapter_task",
+            )
+        return choose_task(spec, adapter_task, "adapter_task")
 
     def _by_plugin(
         self,
@@ -127,6 +146,7 @@ class VectorLLM:
         lora_request: LoRAs = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
+        adapter_task: str | None = None,
     ) -> list[EmbeddingRequestOutput] | list[VectorsOutput]:
         """The vector of each prompt. Of a model that makes vectors of tokens first, those, as `encode` returns them.
 
@@ -141,6 +161,7 @@ class VectorLLM:
             pooling_task="token_embed" if by_token else "embed",
             tokenization_kwargs=tokenization_kwargs,
             prompt_name=prompt_name,
+            adapter_task=adapter_task,
         )
         return outputs if by_token else [EmbeddingRequestOutput.from_base(output) for output in outputs]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.checkpoint.adapters import LoRARequest
@@ -28,7 +29,7 @@ class VectorBatch(NamedTuple):
 
     prompts: Sequence[PromptLike | Prompt]
     params: Sequence[PoolingParams]
-    adapters: Sequence[LoRARequest | None]
+    adapters: Sequence[LoRARequest | Adapter | None]
     tokenization: Tokenization = Tokenization()
     num_lead_tokens: int = 0  # of each text; see `Prompt`
 
@@ -86,7 +87,7 @@ class VectorRunner:
         number: str,
         prompt: PromptLike | Prompt,
         params: PoolingParams,
-        adapter: LoRARequest | None,
+        adapter: LoRARequest | Adapter | None,
         tokenization: Tokenization,
         places: asyncio.Semaphore,
     ) -> VectorsOutput:
@@ -107,7 +108,7 @@ class VectorRunner:
                 stream.close()
 
 
-def _key_of(prompt: PromptLike | Prompt, params: PoolingParams, adapter: LoRARequest | None) -> object:
+def _key_of(prompt: PromptLike | Prompt, params: PoolingParams, adapter: LoRARequest | Adapter | None) -> object:
     """The same for prompts whose outputs are the same; None for one that is computed by itself."""
     if isinstance(prompt, Prompt) and prompt.embeds is None:
         types = None if prompt.token_type_ids is None else tuple(prompt.token_type_ids)

@@ -1,6 +1,7 @@
 """POST /v1/embeddings: a vector for each text or conversation; of models of token vectors, one for each token."""
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
@@ -13,6 +14,7 @@ from quire.frontend.pooling.schema import EmbeddingRequest
 from quire.frontend.pooling.tasks import Tasks
 from quire.frontend.pooling.vectors import VectorBytes, json_writer, plain_bytes
 from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.task_adapters import choose_task
 from quire.frontend.requests.time_slices import in_time_slices
 
 
@@ -38,8 +40,10 @@ class Embeddings:
                 "/pooling gives them as bytes.",
                 param="encoding_format",
             )
-        prompts = await self._inputs.read(request)
-        outputs = await self._encoding.encode(prompts, request.params(task), caller_of(request, reply, headers))
+        chosen = choose_task(self._engine.config.pooling, request.task)
+        prompts = await self._inputs.read(request, before=chosen.before)
+        caller = replace(caller_of(request, reply, headers), adapter=chosen.adapter)
+        outputs = await self._encoding.encode(prompts, request.params(task), caller)
         return await self._answer(request, reply, prompts, outputs)
 
     async def _answer(

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from quire.core.wire.adapters import Adapter
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.request_ids import engine_id
 from quire.frontend.async_llm import AsyncLLM
@@ -24,12 +26,14 @@ class Caller(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reply_id: the answer's id, from which those of the prompts are made.
+        adapter: None: the one that the request names as its model, if any.
     """
 
     reply_id: str
     priority: int = 0
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
+    adapter: Adapter | None = None
 
 
 class Encoding:
@@ -73,5 +77,7 @@ class Encoding:
             cache_salt=caller.cache_salt,
             data_parallel_rank=caller.data_parallel_rank,
         )
+        if caller.adapter is not None:
+            submission = replace(submission, adapter=caller.adapter)
         with renamed(data_parallel_rank=RANK_HEADER):
             return await self._engine.open_vectors(submission)

@@ -14,6 +14,7 @@ from quire.frontend.pooling.fields import MAX_INPUTS, InputBody
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.named_prompts import num_lead_tokens
 from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.ranked_lists import joined
 from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.truncation import Truncation
 
@@ -33,8 +34,11 @@ class Inputs:
         self._engine = engine
         self._conversations = conversations
 
-    async def read(self, request: InputBody) -> list[Prompt]:
+    async def read(self, request: InputBody, *, before: str = "") -> list[Prompt]:
         """The prompts of a request, cut and padded as it asks.
+
+        Args:
+            before: a text that each text of `input` begins with; token ids and conversations are complete.
 
         Raises:
             ParameterError: an input is malformed, too long or empty, or there are too many.
@@ -50,8 +54,13 @@ class Inputs:
                         f"{field} is for conversations, and {name} has none; leave it out.", param=field
                     )
             special = request.add_special_tokens is not False
+            inputs = joined(self._engine.config.pooling, inputs_of(request.input), request.truncation)
+            inputs = [before + each if isinstance(each, str) else each for each in inputs]
             prompts = await self.read_prompts(
-                inputs_of(request.input), add_special_tokens=special, must_fit=request.truncation is None
+                inputs,
+                add_special_tokens=special,
+                must_fit=request.truncation is None,
+                before=before if isinstance(inputs[0], str) else "",
             )
         return self.fit(prompts, request.truncation, has_special_tokens=special, pads=request.pads, name=name)
 

@@ -21,6 +21,7 @@ class EmbeddingRequest(VectorBody, kw_only=True):
     """Body of POST /v1/embeddings."""
 
     late_chunking_params: ChunkSize | None = None  # for models of token vectors
+    task: str | None = None  # chooses an adapter of the checkpoint, as in Jina's API
 
     def params(self, task: PoolingTask) -> PoolingParams:
         """The engine's parameters. Raises ParameterError."""

@@ -17,6 +17,7 @@ _NEEDS: dict[PoolingTask, str] = {
     "token_embed": "makes no vectors of tokens",
     "classify": "does not classify texts",
     "token_classify": "does not classify tokens",
+    "embed&token_classify": "does not weight tokens beside a vector",
     "plugin": "has no plugin",
 }
 _OPTIONS: dict[PoolingTask, str] = {
@@ -24,6 +25,7 @@ _OPTIONS: dict[PoolingTask, str] = {
     "token_embed": "--runner pooling --convert embed",
     "classify": "--runner pooling --convert classify",
     "token_classify": "--runner pooling --convert classify",
+    "embed&token_classify": "a checkpoint with sparse_linear.pt",
     "plugin": "--io-processor-plugin",
 }
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from quire.core.config.pooling import PoolingSpec
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling, PoolingMethod, PoolingTask
@@ -26,6 +28,7 @@ _USED = {
     "classify": ("use_activation",),
     "token_embed": ("use_activation", "dimensions", "late_chunking_params", "step_tag_id"),
     "token_classify": ("use_activation", "step_tag_id", "returned_token_ids"),
+    "embed&token_classify": ("use_activation", "dimensions"),
 }
 _OPTIONAL = ("use_activation", "dimensions", "late_chunking_params", "step_tag_id", "returned_token_ids")
 
@@ -88,6 +91,10 @@ class PoolingInput:
         for name in _OPTIONAL:
             if getattr(params, name) is not None and name not in _USED[task]:
                 raise ParameterError(f"{name} has no use for the task {task}; leave it out.", param=name)
+        if task == "embed&token_classify":
+            activation = params.use_activation
+            text = self.resolve(PoolingParams(activation, params.dimensions, task="embed"))
+            return replace(self.resolve(PoolingParams(activation, task="token_classify")), text=text)
         own = spec.token_heads.get(task)
         default = spec.use_activation or own is not None
         activation = default if params.use_activation is None else params.use_activation

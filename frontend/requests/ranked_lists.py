@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.core.config.pooling import RANKING_TOKENS
+from quire.core.config.pooling import RANKING_TOKENS, PoolingSpec
 from quire.core.errors import ParameterError
 from quire.frontend.requests.comparisons import cosine
 from quire.frontend.requests.scored_pairs import PairOptions
+from quire.frontend.text.truncation import Truncation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +57,20 @@ def write_list(query: str, documents: Sequence[str], variables: dict[str, Any]) 
     ]
     user = "\n".join(parts)
     return f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n{_ANSWER}"
+
+
+def joined(spec: PoolingSpec | None, inputs: Sequence[Any], truncation: Truncation | None) -> list[Any]:
+    """The inputs of a request for vectors. For a model of lists, several texts are documents and, last, the query, and
+    become one prompt; one text is a finished prompt, and so are token ids.
+
+    Raises:
+        ParameterError: as `check_list_options`.
+    """
+    is_list = len(inputs) > 1 and all(isinstance(each, str) for each in inputs)
+    if spec is None or spec.ranking is None or not is_list:
+        return [*inputs]
+    check_list_options(PairOptions(truncation=truncation))
+    return [write_list(inputs[-1], inputs[:-1], {})]
 
 
 def check_list_options(options: PairOptions) -> None:

@@ -198,8 +198,7 @@ class RequestIntake:
         read = await self._read(submission, None, must_fit=longest == self.limit.longest_prompt)
         if longest is not None and len(read.token_ids) > longest:
             raise self.limit.too_long(len(read.token_ids), longest)
-        if read.num_lead_tokens and pooling.method == "mean":
-            pooling = replace(pooling, num_lead_tokens=read.num_lead_tokens)
+        pooling = pooling.without_lead(read.num_lead_tokens)
         await _admit(submission, read)
         engine = self._engine(submission.data_parallel_rank)
         resolved = cast("Submission[Prompt, PoolingParams]", replace(submission, prompt=read, params=params))

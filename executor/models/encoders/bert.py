@@ -6,7 +6,7 @@ here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from quire.executor.models.encoders.encoder import (
     renamed,
 )
 from quire.executor.models.encoders.heads import WORDS, DenseForm, HeadForms, read_heads, read_words
-from quire.executor.weights.rearranged import Piece
+from quire.executor.weights.rearranged import Piece, fused
 from quire.ops.backend import AttentionForm
 
 BERT_PIECES = {
@@ -174,12 +174,40 @@ class BertModel(Encoder):
         )
 
 
+_ROBERTA = Family(
+    "roberta", HeadForms(**_DENSE_AND_OUT, **_ROBERTA_VOCABULARY), is_behind_padding=True, eps=1e-5
+)  # fmt: skip
+_FLASH_ROBERTA = replace(
+    _ROBERTA, layer="encoder.layers.{}", pieces={}, ends=BERT_ENDS | {"embedding_norm": "emb_ln"}
+)  # fmt: skip
+"""XLM-RoBERTa in Jina's code for FlashAttention, as Jina Reranker v2 is stored."""
+
+
+def flash_pieces(size: int) -> dict[str, Piece]:
+    """Returns the places of a layer's tensors in the names of that code."""
+    q, k, v = fused("mixer.Wqkv", size, size, size)
+    return {
+        "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
+        "self_attn.o_proj": Piece("mixer.out_proj"),
+        "attention_norm": Piece("norm1"),
+        "mlp.up_proj": Piece("mlp.fc1"), "mlp.down_proj": Piece("mlp.fc2"),
+        "mlp_norm": Piece("norm2"),
+    }  # fmt: skip
+
+
 class RobertaModel(BertModel):
     """RoBERTa, XLM-RoBERTa and CamemBERT."""
 
-    FAMILY = Family(
-        "roberta", HeadForms(**_DENSE_AND_OUT, **_ROBERTA_VOCABULARY), is_behind_padding=True, eps=1e-5
-    )  # fmt: skip
+    FAMILY = _ROBERTA
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        stored = (f"{stem}encoder.layers.0.mixer.Wqkv.weight" for stem in (f"{_ROBERTA.prefix}.", ""))
+        if any(context.find(name) is not None for name in stored):
+            self.FAMILY = _FLASH_ROBERTA
+        super().__init__(spec, context)
+
+    def pieces(self, spec: ModelSpec) -> dict[str, Piece]:
+        return dict(self.FAMILY.pieces) or flash_pieces(spec.hidden_size)
 
 
 class ElectraModel(BertModel):

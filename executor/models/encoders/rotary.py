@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.config.pooling import SequencePooling
 from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.attention.sequence import SequenceAttention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear
@@ -37,6 +38,8 @@ from quire.executor.weights.rearranged import Piece, fused
 from quire.ops.backend import AttentionForm
 
 _MODERN_ROTATIONS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 1e4)}
+TYPES = "types"
+"""The models' name for the table of segments."""
 
 
 class ModernBertModel(Encoder):
@@ -223,12 +226,18 @@ class RotaryBertModel(Encoder):
             EncoderEmbedding(
                 context,
                 words,
-                types=context.read("types.weight", (num_types, size)) if num_types else None,
+                types=context.read(f"{TYPES}.weight", (num_types, size)) if num_types else None,
                 norm=norm("embedding_norm"),
+                word_adapters=self.table_adapters(context, WORDS, spec.vocab_size, size),
+                type_adapters=self.table_adapters(context, TYPES, num_types, size) if num_types else None,
             ),
             [layer(index) for index in range(spec.num_layers)],
             read_heads(spec, context, words, form.heads, style),
         )
+
+    def table_adapters(self, context: ModelContext, name: str, num_rows: int, size: int) -> LayerAdapters | None:
+        """Returns the place of adapters for a table of embeddings; None: it takes none."""
+        return None
 
     def form(self, spec: ModelSpec) -> RotaryForm:
         """Returns the differences from BERT."""
@@ -242,7 +251,7 @@ class RotaryBertModel(Encoder):
         """Returns the names of tensors outside the layers."""
         return {
             WORDS: "embeddings.word_embeddings",
-            "types": "embeddings.token_type_embeddings",
+            TYPES: "embeddings.token_type_embeddings",
             "embedding_norm": "emb_ln",
             "pooler": "pooler.dense",
         }

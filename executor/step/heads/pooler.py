@@ -94,6 +94,10 @@ class TokenVectors:
         elif pooling.chunk_size is not None:
             hidden = self._chunks(row, pooling.chunk_size, is_last=row.end == table.num_prompt_tokens[row.slot])
         values = _through(self._heads, hidden.float(), pooling)
+        if pooling.text is not None:
+            assert len(row.hidden) == table.num_prompt_tokens[row.slot], "an encoder computes a text at once"
+            vector = _through(self._heads, _of_whole(row.hidden, pooling.text).unsqueeze(0), pooling.text)
+            values = torch.cat([vector.flatten(), values.flatten()]).unsqueeze(1)
         transfer = self._transfers.to_host([values])
         return PendingVectors(row.row, row.start, row.end - row.start, slice(None), transfer)
 
@@ -106,6 +110,19 @@ class TokenVectors:
         self._unfinished[row.slot] = states[num_whole:]
         means = [chunk.mean(0) for chunk in states[:num_whole].split(min(size, max(num_whole, 1)))]
         return torch.stack(means) if num_whole else states[:0]
+
+
+def _of_whole(hidden: Tensor, pooling: Pooling) -> Tensor:
+    """Returns the vector [hidden] float32 of a whole prompt, whose tokens have the states [num_tokens, hidden]."""
+    match pooling.method:
+        case "mean":
+            return hidden[pooling.num_lead_tokens :].float().sum(0) / max(len(hidden) - pooling.num_lead_tokens, 1)
+        case "cls":
+            return hidden[0].float()
+        case "last":
+            return hidden[-1].float()
+        case _:
+            raise AssertionError(f"{pooling.method} makes no vector beside those of tokens")
 
 
 def _tagged(pooling: Pooling, prompt: np.ndarray) -> np.ndarray | None:

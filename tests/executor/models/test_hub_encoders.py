@@ -1,5 +1,7 @@
 """Encoders whose classes are code of the hub's own, against the formulas of their papers."""
 
+import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import AdapterLimits, Adapters
+from quire.executor.models.base import HasTaskAdapters
+from quire.executor.models.registry import build_model, is_native
 from tests.executor.models.test_encoders import PROMPTS, encode, ops_of
-from tests.executor.models.tiny_encoders import VOCAB_SIZE, hidden_states, write_encoder
-from tests.executor.paged_driver import load_model, read_spec
+from tests.executor.models.tiny_encoders import (
+    RANK,
+    TASKS,
+    VOCAB_SIZE,
+    hidden_states,
+    merged_jina,
+    write_encoder,
+    write_jina,
+)
+from tests.executor.paged_driver import DEVICE, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
@@ -126,50 +139,15 @@ def test_other_settings_of_nomic_are_refused(nomic: Path, overrides: dict[str, A
         load_model(read_spec(nomic, **overrides))
 
 
-TASKS = ["retrieval.query", "separation", "text-matching"]
-RANK = 2
-
-
 @pytest.fixture
 def jina(tmp_path: Path) -> Path:
-    """A checkpoint of Jina v3 as the hub has it: XLM-RoBERTa by its config.json, and parametrized weights."""
-    write_encoder(tmp_path, "jina-v3")
-    config = json.loads((tmp_path / "config.json").read_bytes())
-    hub = {
-        "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "position_embedding_type": "rotary",
-        "rotary_emb_base": 20000.0, "lora_adaptations": TASKS, "lora_alpha": 1, "lora_rank": RANK,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": None, **hub}))
-    stored = {}
-    for name, tensor in load_file(tmp_path / "model.safetensors").items():
-        module, _, kind = name.rpartition(".")
-        if kind == "weight" and tensor.dim() == 2 and "token_type" not in name:
-            out, size = tensor.shape
-            sides = ((out, RANK), (RANK, size)) if "embeddings" in name else ((RANK, size), (out, RANK))
-            stored[f"{module}.parametrizations.weight.original"] = tensor
-            for factor, side in zip(("lora_A", "lora_B"), sides, strict=True):
-                stored[f"{module}.parametrizations.weight.0.{factor}"] = torch.randn(len(TASKS), *side) * 0.2
-        else:
-            stored[name] = tensor
-    save_file(stored, tmp_path / "model.safetensors")
+    write_jina(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("task", [None, *TASKS, "none"])
-def test_adapters_of_jina_v3(jina: Path, task: str | None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("reference")
-    reference = write_encoder(folder, "jina-v3")
-    if task != "none":
-        adapted = load_file(jina / "model.safetensors")
-        number = TASKS.index(task or "text-matching")
-        weights = load_file(folder / "model.safetensors")
-        for name in adapted:
-            if name.endswith(".original"):
-                module = name.removesuffix(".parametrizations.weight.original")
-                a, b = (adapted[f"{module}.parametrizations.weight.0.{each}"][number] for each in ("lora_A", "lora_B"))
-                weights[f"{module}.weight"] += (a @ b if "embeddings" in name else b @ a) / RANK
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        reference = type(reference).from_pretrained(folder, dtype=torch.float32).eval()
+def test_adapters_of_jina_v3(jina: Path, task: str | None) -> None:
+    reference = merged_jina(jina, task or "text-matching")
     model = load_model(read_spec(jina, **({} if task is None else {"jina_task": task})))
     for states, prompt in zip(encode(model, PROMPTS, ops_of(model)), PROMPTS, strict=True):
         torch.testing.assert_close(states, hidden_states(reference, prompt), atol=1e-4, rtol=0)
@@ -187,6 +165,69 @@ def test_ranks_have_their_parts_of_an_adapter(jina: Path) -> None:
         torch.testing.assert_close(states, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_tokens_have_adapters_of_their_own_tasks(jina: Path, num_ranks: int) -> None:
+    """In one step: each prompt has another task, and the first one that of the loaded weights."""
+    slots = [None, *(task for task in (*TASKS, "none") if task != "text-matching")]
+    prompts = [PROMPTS[0][: 20 + index] for index in range(len(slots))]
+
+    def run(group: Any) -> list[Tensor]:
+        spec = read_spec(jina)
+        context = model_context(spec, group=group)
+        place = Adapters(AdapterLimits(len(slots), 2 * RANK), context.ops, context.dtype, context.device)
+        with contextlib.closing(context.weights), torch.inference_mode():
+            model = build_model(spec, dataclasses.replace(context, adapters=place))
+            assert isinstance(model, HasTaskAdapters)
+            for slot, task in enumerate(slots):
+                if task is not None:
+                    place.load(slot, model.task_adapter(task))
+        tokens = [slot if task else -1 for slot, task in enumerate(slots) for _ in prompts[slot]]
+        place.enter_step(torch.tensor(tokens).to(DEVICE))
+        return encode(model, prompts, ops_of(model))
+
+    expected = [
+        hidden_states(merged_jina(jina, task or "text-matching"), prompt)
+        for task, prompt in zip(slots, prompts, strict=True)
+    ]
+    for got in on_every_rank(num_ranks, run):
+        for states, own in zip(got, expected, strict=True):
+            torch.testing.assert_close(states, own, atol=1e-4, rtol=0)
+
+
 def test_a_task_without_an_adapter_is_refused(jina: Path) -> None:
     with pytest.raises(ModelLoadError, match="jina_task 'ranking' is none of the checkpoint's tasks, which are retri"):
         load_model(read_spec(jina, jina_task="ranking"))
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "Model"])
+def test_xlm_roberta_in_the_names_of_flash_attention(tmp_path: Path, head: str) -> None:
+    """As Jina Reranker v2 is stored: queries, keys and values are one layer."""
+    reference = write_encoder(tmp_path, "xlm-roberta", head, **({} if head == "Model" else {"num_labels": 1}))
+    names = {
+        "embeddings.LayerNorm.": "emb_ln.", "encoder.layer.": "encoder.layers.",
+        "attention.output.dense.": "mixer.out_proj.", "attention.output.LayerNorm.": "norm1.",
+        "intermediate.dense.": "mlp.fc1.", ".output.dense.": ".mlp.fc2.", ".output.LayerNorm.": ".norm2.",
+    }  # fmt: skip
+    stored: dict[str, Tensor] = {}
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".attention.self." in name:
+            layer, _, part = name.partition(".attention.self.")
+            kind = part.partition(".")[2]
+            parts = [tensors[f"{layer}.attention.self.{each}.{kind}"] for each in ("query", "key", "value")]
+            stored[f"{layer.replace('encoder.layer.', 'encoder.layers.')}.mixer.Wqkv.{kind}"] = torch.cat(parts)
+            continue
+        for own, other in names.items():
+            name = name.replace(own, other)
+        stored[name] = tensor
+    save_file(stored, tmp_path / "model.safetensors")
+    model: Any = load_model(read_spec(tmp_path))
+    assert is_native(model)
+    states = encode(model, PROMPTS, ops_of(model))
+    for own, prompt in zip(states, PROMPTS, strict=True):
+        torch.testing.assert_close(own, hidden_states(reference, prompt), atol=1e-4, rtol=0)
+    if head != "Model":
+        with torch.inference_mode():
+            got = model.classify(torch.stack([each[0] for each in states]).float().to(DEVICE)).cpu()
+            expected = [reference(input_ids=torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
+        torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=0)

@@ -1,10 +1,13 @@
 """Tiny random checkpoints of encoders, and what Transformers computes with them."""
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
@@ -115,3 +118,51 @@ def hidden_states(model: PreTrainedModel, token_ids: list[int], token_types: lis
     base = model.base_model if not hasattr(model, "encoder") or not hasattr(model, "shared") else model
     options = {} if token_types is None else {"token_type_ids": torch.tensor([token_types])}
     return base(input_ids=torch.tensor([token_ids]), **options).last_hidden_state[0]
+
+
+TASKS = ["retrieval.query", "separation", "text-matching"]
+"""Those with an adapter in the checkpoints of `write_jina`."""
+RANK = 2
+
+
+def write_jina(folder: Path, **settings: Any) -> None:
+    """Writes a checkpoint of Jina v3 as the hub has it: XLM-RoBERTa by its config.json, and parametrized weights."""
+    write_encoder(folder, "jina-v3", **settings)
+    config = json.loads((folder / "config.json").read_bytes())
+    hub = {
+        "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "position_embedding_type": "rotary",
+        "rotary_emb_base": 20000.0, "lora_adaptations": TASKS, "lora_alpha": 1, "lora_rank": RANK,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": None, **hub}))
+    stored = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        module, _, kind = name.rpartition(".")
+        if kind == "weight" and tensor.dim() == 2:
+            out, size = tensor.shape
+            sides = ((out, RANK), (RANK, size)) if "embeddings" in name else ((RANK, size), (out, RANK))
+            stored[f"{module}.parametrizations.weight.original"] = tensor
+            for factor, side in zip(("lora_A", "lora_B"), sides, strict=True):
+                stored[f"{module}.parametrizations.weight.0.{factor}"] = torch.randn(len(TASKS), *side) * 0.2
+        else:
+            stored[name] = tensor
+    save_file(stored, folder / "model.safetensors")
+
+
+def merged_jina(folder: Path, task: str) -> PreTrainedModel:
+    """The library's model of such a checkpoint, with the adapter of a task in its weights; of "none", without."""
+    weights = {}
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in stored.items():
+        module, is_parametrized, kind = name.partition(".parametrizations.weight.")
+        if not is_parametrized:
+            weights[name] = tensor
+        elif kind == "original":
+            a, b = (stored[f"{module}.parametrizations.weight.0.{each}"] for each in ("lora_A", "lora_B"))
+            left, right = (a, b) if "embeddings" in module else (b, a)
+            change = 0 if task == "none" else left[TASKS.index(task)] @ right[TASKS.index(task)] / RANK
+            weights[f"{module}.weight"] = tensor + change
+    size = json.loads((folder / "config.json").read_bytes())["vocab_size"]
+    with tempfile.TemporaryDirectory() as plain:
+        model = write_encoder(Path(plain), "jina-v3", vocab_size=size)
+        save_file(weights, Path(plain) / "model.safetensors", {"format": "pt"})
+        return type(model).from_pretrained(plain, dtype=torch.float32).eval()

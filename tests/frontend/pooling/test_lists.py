@@ -125,6 +125,21 @@ def test_an_instruction_is_in_the_prompt(server: ServerProcess, reference: Refer
         assert [each["score"] for each in data] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("path", ["/pooling", "/v1/embeddings"])
+def test_vectors_of_a_list(server: ServerProcess, reference: Reference, path: str) -> None:
+    """The query is the last of the texts, as in vLLM; a single text is a finished prompt."""
+    field = "data" if path == "/pooling" else "embedding"
+    answer = ask(server, path, input=[*DOCUMENTS, QUERY]).raise_for_status().json()
+    [vectors] = [torch.tensor(each[field]) for each in answer["data"]]
+    assert vectors.shape == (len(DOCUMENTS) + 1, SIZE)
+    found = F.cosine_similarity(vectors[-1:], vectors[:-1]).tolist()
+    assert found == pytest.approx(reference.scores(QUERY, DOCUMENTS), abs=1e-5)
+    finished = ask(server, path, input=[f"One.{MARKS[0]} Two.{MARKS[1]}"]).raise_for_status().json()
+    assert [len(each[field]) for each in finished["data"]] == [2]
+    cut = ask(server, path, input=[*DOCUMENTS, QUERY], truncate_prompt_tokens=60)
+    assert (cut.status_code, cut.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -143,5 +158,8 @@ def test_scores_without_a_server(folder: Path, reference: Reference) -> None:
         assert llm.supported_tasks == ("token_embed",)
         found = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS)]
         assert found == pytest.approx(reference.scores(QUERY, DOCUMENTS), abs=1e-5)
+        [output] = llm.encode([*DOCUMENTS, QUERY], pooling_task="token_embed")
+        vectors = output.outputs.data
+        assert F.cosine_similarity(vectors[-1:], vectors[:-1]).tolist() == pytest.approx(found, abs=1e-5)
         with pytest.raises(ParameterError, match="would cut documents off"):
             llm.score(QUERY, DOCUMENTS, tokenization_kwargs={"truncate_prompt_tokens": 60})

@@ -38,8 +38,8 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, reference
 
 
-def outputs(folder: Path, **params: Any) -> tuple[PoolingSpec, list[np.ndarray]]:
-    config = pooling_config(folder, dtype="float32")
+def outputs(folder: Path, pooler: dict[str, Any] | None = None, **params: Any) -> tuple[PoolingSpec, list[np.ndarray]]:
+    config = pooling_config(folder, dtype="float32", pooler_config=pooler)
     assert config.pooling is not None
     given = PoolingInput(config.pooling, "tiny", is_encoder=True).resolve(PoolingParams(**params))
     requests = [
@@ -58,7 +58,7 @@ def linear(folder: Path, name: str, x: Tensor) -> Tensor:
 def test_a_vector_of_each_token_but_the_first(m3: tuple[Path, Any]) -> None:
     folder, reference = m3
     spec, found = outputs(folder, task="token_embed")
-    assert spec.tasks == ["embed", "token_embed", "token_classify"]
+    assert spec.tasks == ["embed", "token_embed", "token_classify", "embed&token_classify"]
     for vectors, prompt in zip(found, PROMPTS, strict=True):
         expected = F.normalize(linear(folder, "colbert_linear.pt", hidden_states(reference, prompt)), dim=-1)
         expected = expected[1:] if prompt[0] == BOS else expected
@@ -79,6 +79,19 @@ def test_the_vector_of_a_text_stays_that_of_the_first_token(m3: tuple[Path, Any]
     _, found = outputs(folder, task="embed")
     for [vector], prompt in zip(found, PROMPTS, strict=True):
         np.testing.assert_allclose(vector, F.normalize(hidden_states(reference, prompt)[0], dim=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["CLS", "LAST", "MEAN"])
+def test_the_vector_of_a_text_before_the_weights_of_its_tokens(m3: tuple[Path, Any], pooling: str) -> None:
+    """One list of numbers, as vLLM's pooler of bge-m3 joins them for plugins."""
+    folder, reference = m3
+    _, found = outputs(folder, {"seq_pooling_type": pooling}, task="embed&token_classify")
+    for numbers, prompt in zip(found, PROMPTS, strict=True):
+        states = hidden_states(reference, prompt)
+        vector = F.normalize({"CLS": states[0], "LAST": states[-1], "MEAN": states.mean(0)}[pooling], dim=-1)
+        weights = torch.relu(linear(folder, "sparse_linear.pt", states))
+        weights = weights[1:-1] if prompt[0] == BOS else weights
+        np.testing.assert_allclose(numbers, torch.cat([vector, weights.flatten()]).unsqueeze(1), atol=1e-5)
 
 
 def test_a_file_of_another_size_is_refused(m3: tuple[Path, Any], tmp_path: Path) -> None:
