@@ -88,7 +88,7 @@ async def _soak(args: argparse.Namespace, samples: Samples) -> None:
     rng, problems = random.Random(args.seed), samples.problems
     with Server([*model, "--num-gpu-blocks-override", str(PAGES)]) as server:
         # Idle connections end here and not at the server, which may close one just as a request is written to it.
-        limits = httpx.Limits(None, args.concurrency, keepalive_expiry=1)
+        limits = httpx.Limits(max_keepalive_connections=args.concurrency, keepalive_expiry=1)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
             name = (await client.get("/v1/models")).json()["data"][0]["id"]
 
