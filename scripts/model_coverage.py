@@ -1,10 +1,10 @@
-"""Compares every decoder and encoder of text that Transformers has, and every model with both, with Quire, and writes
-docs/models.md.
+"""Compares every decoder and encoder of text that Transformers has, every model with both, and every model that reads
+images, with Quire, and writes docs/models.md.
 
     .venv/bin/python -m scripts.model_coverage [--only NAME ...] [--again] [--jobs 1] [--write]
 
 A tiny random checkpoint of each model type runs in a process of its own; `encoder/bert` names that of an encoder,
-and `encoder-decoder/bart` that of a model with both.
+`encoder-decoder/bart` that of a model with both, and `image/llava` that of a model that reads images.
 Results are kept in docs/models.json, each with the commit that it was measured at, and only missing ones are computed.
 """
 
@@ -25,7 +25,7 @@ import transformers
 from quire.core.config.model import ModelImplementation
 from quire.core.errors import ConfigError
 from quire.executor.models.architectures import ARCHITECTURES
-from tests.executor.models import any_encoder, any_encoder_decoder
+from tests.executor.models import any_encoder, any_encoder_decoder, any_image_model
 from tests.executor.models.coverage import TOLERANCE, measure
 from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
 
@@ -34,12 +34,14 @@ RESULTS = ROOT / "docs" / "models.json"
 SECONDS = 300
 """A model type has as many."""
 _REASON = 120  # letters
-_ENCODER, _BOTH = "encoder/", "encoder-decoder/"
-"""Before the model types of encoders, and of models with an encoder and a decoder, in the names of results."""
+_ENCODER, _BOTH, _IMAGE = "encoder/", "encoder-decoder/", "image/"
+"""Before the model types of encoders, of models with an encoder and a decoder, and of models that read images, in the
+names of results."""
 
 DECODERS = MODEL_TYPES
 ENCODERS = [f"{_ENCODER}{name}" for name in any_encoder.MODEL_TYPES]
 ENCODER_DECODERS = [f"{_BOTH}{name}" for name in any_encoder_decoder.MODEL_TYPES]
+IMAGE_MODELS = [f"{_IMAGE}{name}" for name in any_image_model.MODEL_TYPES]
 
 Result = dict[str, Any]
 
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/models.md")
     args = parser.parse_args()
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    chosen = args.only or [*DECODERS, *ENCODERS, *ENCODER_DECODERS]
+    chosen = args.only or [*DECODERS, *ENCODERS, *ENCODER_DECODERS, *IMAGE_MODELS]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     missing = [name for name in chosen if args.again or name not in results]
     for first in range(0, len(missing), args.jobs):
@@ -98,6 +100,8 @@ def compare(name: str) -> Result:
         return _compare_encoder(name.removeprefix(_ENCODER))
     if name.startswith(_BOTH):
         return _compare_encoder_decoder(name.removeprefix(_BOTH))
+    if name.startswith(_IMAGE):
+        return _compare_image_model(name.removeprefix(_IMAGE))
     return _compare_decoder(name)
 
 
@@ -145,6 +149,22 @@ def _compare_encoder_decoder(model_type: str) -> Result:
         return {"architecture": any_encoder_decoder.architecture_of(model_type), "quire": found}
 
 
+def _compare_image_model(model_type: str) -> Result:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            reference = any_image_model.write_checkpoint(folder, model_type)
+            prompt = any_image_model.make_prompt(reference)
+            expected = any_image_model.logprobs(reference, prompt)
+        except Exception as error:  # whatever the library raises
+            return {"error": f"Transformers: {_text(error)}"}
+        architecture = any_image_model.architecture_of(model_type)
+        result: Result = {"architecture": architecture}
+        for each in _implementations(architecture):
+            result[each] = _measured(folder, lambda: any_image_model.measure(folder, prompt, expected, each))  # noqa: B023
+        return result
+
+
 def _implementations(architecture: str) -> tuple[ModelImplementation, ...]:
     return ("quire", "transformers") if architecture in ARCHITECTURES else ("transformers",)
 
@@ -176,6 +196,7 @@ def page(results: dict[str, Result]) -> str:
         for architecture, found in results.get(name, {}).get("classes", {}).items()
     }
     both = {name.removeprefix(_BOTH): results[name] for name in ENCODER_DECODERS if name in results}
+    images = {name.removeprefix(_IMAGE): results[name] for name in IMAGE_MODELS if name in results}
     return "\n".join(
         [
             "# Models",
@@ -184,8 +205,8 @@ def page(results: dict[str, Result]) -> str:
             f"float32: Quire serves {_count(decoders)} with log-probabilities within {TOLERANCE:g} of the "
             "library's at every position, and the same greedy tokens. Of the [encoders](#encoders) it serves "
             f"{_count(encoders)} with hidden states, labels and scores of the vocabulary within the same bound, and of "
-            f"the [models with an encoder and a decoder](#encoder-decoders) {_count(both)}, with log-probabilities and "
-            "tokens as those of decoders.",
+            f"the [models with an encoder and a decoder](#encoder-decoders) {_count(both)}, and of the [models that "
+            f"read images](#images) {_count(images)}, with log-probabilities and tokens as those of decoders.",
             "",
             "A figure is the largest difference over a prompt in chunks of odd sizes, together with another request, "
             "and after a cached prefix. If a prompt's tokens see each other, it is that over a whole prompt and its "
@@ -207,6 +228,13 @@ def page(results: dict[str, Result]) -> str:
             "prompt of the decoder, all computed together. [encoder_decoder.md](encoder_decoder.md) says how to ask.",
             "",
             *_section(both),
+            "## Images",
+            "",
+            "A figure is the largest difference over a prompt with three images among text, in chunks of odd sizes, "
+            "some of which end inside an image, and then token by token. The images differ in size where a class "
+            "takes several. [images.md](images.md) says how to ask.",
+            "",
+            *_section(images),
             *_missing([name for name in ENCODERS if name not in results]),
         ]
     )

@@ -31,11 +31,14 @@ class InputEmbeds(NamedTuple):
         places: [num_rows] int64; indices into the step's tokens.
         rows: [num_rows, hidden], in the model's dtype.
         deep: [num_layers, num_rows, hidden], added to the outputs of the first layers; None: nothing is.
+        layer_tokens: [num_rows] int64, tokens whose embeddings of layers stand beside the rows, -1 for none; None: no
+            row has any.
     """
 
     places: Tensor
     rows: Tensor
     deep: Tensor | None = None
+    layer_tokens: Tensor | None = None
 
 
 class Wanted(NamedTuple):
@@ -154,7 +157,7 @@ class StepContext:
         """Cosines and sines of the step's positions, computed once for all layers that share `rotary`."""
         found = self._rotations.get(rotary)
         if found is None:
-            found = self._rotations[rotary] = rotary(self.positions)
+            found = self._rotations[rotary] = rotary(self._places(rotary))
         return found
 
     def wanted_rotation(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor]:
@@ -163,5 +166,9 @@ class StepContext:
             return self.rotation(rotary)
         found = self._wanted_rotations.get(rotary)
         if found is None:
-            found = self._wanted_rotations[rotary] = rotary(self.wanted_positions)
+            found = self._wanted_rotations[rotary] = rotary(self._places(rotary)[..., self.wanted.tokens])
         return found
+
+    def _places(self, rotary: RotaryEmbedding) -> Tensor:
+        """The positions of tokens, [num_tokens], or their places in time, height and width, [3, num_tokens]."""
+        return self.rotary_positions if self.rotary_positions is not None and rotary.has_axes else self.positions

@@ -26,6 +26,7 @@ __all__ = [
     "LayerTaps",
     "MediaRows",
     "MediaSupport",
+    "MediaTowers",
     "Model",
     "ModelContext",
     "ReadsMedia",
@@ -179,10 +180,29 @@ class MediaRows(NamedTuple):
     Attributes:
         rows: [num_rows, hidden], in place of the embeddings of the item's tokens.
         deep: [num_layers, num_rows, hidden], added to the outputs of the first layers; None: nothing is.
+        layer_token: the token whose embeddings of layers stand beside each row; None: the class has none.
     """
 
     rows: Tensor
     deep: Tensor | None = None
+    layer_token: int | None = None
+
+
+class MediaTowers(Protocol):
+    """Towers beside a decoder."""
+
+    @property
+    def support(self) -> MediaSupport:
+        """What they read."""
+        ...
+
+    def encode(self, item: MediaItem) -> MediaRows:
+        """Runs an item through its tower."""
+        ...
+
+    def positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
+        """Returns the places of a prompt's tokens, as `ReadsMedia.media_positions`."""
+        ...
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from quire.core.logging import get_logger
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES, WITH_ROTATION
 from quire.executor.models.base import EncoderDecoder, Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
+from quire.executor.models.reading import ReadingDecoder
 from quire.executor.models.unsupported import explain_unsupported
 from quire.executor.weights.readers import MissingTensorError
 
@@ -77,7 +78,7 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.implementation == "transformers" or (spec.implementation == "auto" and not has_file):
         return _transformers_model(spec, context)
     try:
-        return build_own(spec, context)
+        return _with_towers(build_own(spec, context), spec, context)
     except (SettingError, MissingTensorError) as refusal:
         is_divided = len(context.layers) < spec.num_layers  # in that case other stages may have found their tensors
         if spec.implementation == "quire" or (isinstance(refusal, MissingTensorError) and is_divided):
@@ -105,6 +106,17 @@ def build_own(spec: ModelSpec, context: ModelContext) -> Model:
     model_class = getattr(_import_file(own), class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
     return model_class(spec, context)
+
+
+def _with_towers(model: Model, spec: ModelSpec, context: ModelContext) -> Model:
+    """Adds the towers that the class of a checkpoint has in Transformers, if it has a decoder among other parts."""
+    if not context.reads_media or "text_config" not in spec.config_json or isinstance(model, EncoderDecoder):
+        return model
+    # Imported here because it takes a second, and few models need it.
+    from quire.executor.models.transformers import build_towers_beside
+
+    towers = build_towers_beside(spec, context)
+    return model if towers is None else ReadingDecoder(model, towers)
 
 
 _HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "Model")

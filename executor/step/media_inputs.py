@@ -72,6 +72,7 @@ class MediaInputs:
         places: list[torch.Tensor] = []
         parts: list[torch.Tensor] = []
         deep: list[torch.Tensor] = []
+        layer_tokens: list[int] = []
         first = 0
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
             for item in self._items.get(slot, ()):
@@ -85,6 +86,8 @@ class MediaInputs:
                         parts.append(made.rows[own])
                         if made.deep is not None:
                             deep.append(made.deep[:, own])
+                        if made.layer_token is not None:
+                            layer_tokens += [made.layer_token] * (high - low)
                     seen += end - begin
             if slot in self._items and start + count >= media_end(self._items[slot]):
                 del self._items[slot]
@@ -92,7 +95,8 @@ class MediaInputs:
         if not parts:
             return None
         at = to_device(torch.cat(places).numpy(), self._device)
-        return InputEmbeds(at, torch.cat(parts), torch.cat(deep, dim=1) if deep else None)
+        beside = to_device(np.array(layer_tokens), self._device) if layer_tokens else None
+        return InputEmbeds(at, torch.cat(parts), torch.cat(deep, dim=1) if deep else None, beside)
 
     def place(self, plan: StepPlan, batch: InputBatch) -> InputBatch:
         """Returns the batch with the places that its tokens are rotated by."""

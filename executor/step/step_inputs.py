@@ -125,7 +125,11 @@ def _joined(own: InputEmbeds | None, others: InputEmbeds | None) -> InputEmbeds 
     """Returns the rows of prompts that are embeddings, and those of images in other prompts."""
     if own is None or others is None:
         return others if own is None else own
-    deep = others.deep
+    deep, layer_tokens = others.deep, others.layer_tokens
     if deep is not None:
         deep = pad(deep, (0, 0, len(own.rows), 0))
-    return InputEmbeds(torch.cat((own.places, others.places)), torch.cat((own.rows, others.rows)), deep)
+    if layer_tokens is not None:
+        layer_tokens = pad(layer_tokens, (len(own.rows), 0), value=-1)
+    return InputEmbeds(
+        torch.cat((own.places, others.places)), torch.cat((own.rows, others.rows)), deep, layer_tokens
+    )  # fmt: skip

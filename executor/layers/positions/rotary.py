@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
@@ -15,6 +16,7 @@ class RotaryEmbedding:
     """Maps positions [num_tokens] to cosines and sines for `ops.rotary`, once a step for all layers.
 
     Attributes:
+        has_axes: places in time, height and width may stand for positions: [3, num_tokens].
         dim: rotated dimensions of a head.
         scale: multiplies cosines and sines.
     """
@@ -40,6 +42,9 @@ class RotaryEmbedding:
         self._map_positions = map_positions
         frequencies, self.scale = rotary_frequencies(config, head_dim, context.max_model_len, layer_type)
         self.dim = 2 * len(frequencies)
+        axes = rotary_axes(_settings(config, layer_type), len(frequencies))
+        self.has_axes = axes is not None
+        self._axes = None if axes is None else axes.repeat(2).view(1, 1, 1, -1).to(context.device)
         self._frequencies = frequencies.to(context.device)
         self._ops = context.ops
         self._dtype = context.dtype
@@ -48,7 +53,33 @@ class RotaryEmbedding:
         """Returns cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
         if self._map_positions is not None:
             positions = self._map_positions(positions)
-        return self._ops.rotation(positions, self._frequencies, self.scale, self._dtype)
+        if positions.dim() == 1:
+            return self._ops.rotation(positions, self._frequencies, self.scale, self._dtype)
+        assert self._axes is not None
+        index = self._axes.expand(1, positions.shape[1], 1, -1)
+        cos, sin = self._ops.rotation(positions.flatten().contiguous(), self._frequencies, self.scale, self._dtype)
+        cos, sin = (each.unflatten(0, positions.shape).gather(0, index)[0] for each in (cos, sin))
+        return cos, sin
+
+
+def rotary_axes(settings: Mapping[str, Any], num_frequencies: int) -> Tensor | None:
+    """Returns the axis of each frequency: 0 is time, 1 height, 2 width. None: all follow one position.
+
+    The axes have `mrope_section` frequencies: side by side, or with `mrope_interleaved` in turns, after which the rest
+    is of time (Qwen2-VL, arXiv:2409.12191; Qwen3-VL).
+    """
+    sections = settings.get("mrope_section")
+    if not sections:
+        return None
+    axes = torch.zeros(num_frequencies, dtype=torch.int64)
+    first = 0
+    for axis, count in enumerate(sections):
+        if settings.get("mrope_interleaved"):
+            axes[slice(axis, 3 * count, 3) if axis else slice(0, 0)] = axis
+        else:
+            axes[first : first + count] = axis
+        first += count
+    return axes
 
 
 def rotary_frequencies(

@@ -40,15 +40,19 @@ class PerLayerInputs:
 
     def __call__(self, token_ids: Tensor, embeds: Tensor, step: StepContext) -> Tensor:
         """Takes `token_ids` [num_tokens] and `embeds` [num_tokens, hidden]. Tokens with given rows have only the
-        projection.
+        projection, unless other tokens' embeddings of layers stand beside these.
         """
         projected = self._ops.scale(self._project(embeds), self._scale).unflatten(1, (-1, self._size))
         projected = self._ops.rms_norm(projected, *self._norm).flatten(1)
+        given = step.input_embeds
+        if given is not None and given.layer_tokens is not None:
+            token_ids = token_ids.index_copy(0, given.places, given.layer_tokens.clamp(min=0))
         if self._rows is not None:
             token_ids = self._ops.take_rows(self._rows, token_ids).flatten()
         inputs = self._ops.scale(self._ops.add(projected, self._embed.rows_of(token_ids)), 0.5**0.5)
-        if step.input_embeds is not None:
-            inputs[step.input_embeds.places] = projected[step.input_embeds.places]
+        if given is not None:
+            alone = given.places if given.layer_tokens is None else given.places[given.layer_tokens < 0]
+            inputs[alone] = projected[alone]
         return inputs
 
 

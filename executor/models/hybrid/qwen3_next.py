@@ -1,6 +1,6 @@
 """Qwen3-Next and Qwen3.5, text: three of four layers are Gated DeltaNets, the fourth is attention with a gate."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +30,12 @@ class _Qwen3NextDecoder(PairedDecoder):
         shape: DeltaShape,
         delta_parts: Callable[[ModelContext, str, DeltaShape], list[LinearPart]],
         make_mlp: MLPMaker,
+        rope: Mapping[str, Any] = {},
     ) -> None:
+        """Takes as `rope` what replaces the rotation of config.json."""
         config, kinds = spec.hf_config, layer_kinds(_layer_types(spec), spec)
         norm = NormStyle(config["rms_norm_eps"], is_offset=True)
-        rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config}, spec.head_dim)
+        rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config, **rope}, spec.head_dim)
         bias = config["attention_bias"]
 
         def mixer(place: LayerPlace) -> Attention | GatedDeltaNet:
@@ -53,7 +55,9 @@ class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
     """Dense, with one projection for each input of a delta rule."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, mlp_maker(spec, context))
+        super().__init__(
+            spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, mlp_maker(spec, context), _rope(spec)
+        )
 
 
 class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
@@ -63,7 +67,7 @@ class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         make_mlp = mixture_maker(spec, context, renormalize=True)
-        super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, make_mlp)
+        super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, make_mlp, _rope(spec))
 
 
 class Qwen3NextForCausalLM(_Qwen3NextDecoder):
@@ -143,6 +147,12 @@ def delta_shape(spec: ModelSpec) -> DeltaShape:
 def _shape_of_qwen3_5(spec: ModelSpec) -> DeltaShape:
     """Reads the sizes; llama.cpp's converter changes the order of value heads."""
     return replace(delta_shape(spec), is_tiled=is_gguf(spec))
+
+
+def _rope(spec: ModelSpec) -> dict[str, Any]:
+    """Returns the rotation of Qwen3.5 in time, height and width."""
+    stated = spec.hf_config.get("rope_parameters") or spec.hf_config.get("rope_scaling") or {}
+    return {"rope_parameters": {"mrope_section": [11, 11, 10], **stated, "mrope_interleaved": True}}
 
 
 def _layer_types(spec: ModelSpec) -> list[str]:

@@ -4,7 +4,8 @@ Other code sees only the names below; docs/design/transformers.md explains the i
 because it imports Transformers.
 """
 
+from quire.executor.models.transformers.beside import build_towers_beside
 from quire.executor.models.transformers.model import TransformersModel, build_transformers_model
 from quire.executor.models.transformers.skeleton import UnknownModelError
 
-__all__ = ["TransformersModel", "UnknownModelError", "build_transformers_model"]
+__all__ = ["TransformersModel", "UnknownModelError", "build_towers_beside", "build_transformers_model"]

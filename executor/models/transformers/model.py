@@ -60,7 +60,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     if plan is not None and context.sequences.is_divided:
         raise _refusal(spec, f"runs row by row, on whole sequences, and {context.sequences.flag} divides them")
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
-    towers = build_towers(model, findings, context) if context.reads_media and plan is None else None
+    towers = build_towers(model, findings, context, is_flat=plan is None) if context.reads_media else None
     if towers is None:
         leave_out_towers(model, findings.called)
     own = replace(context, weights=weights)
@@ -170,6 +170,8 @@ class TransformersModel:
         self._embed = model.get_input_embeddings()
         self._replay = _Replay(self._backbone, findings.output)
         self.kv_layers: Sequence[AttentionKV] = sequences.kv
+        if towers is not None and towers.sees_prompt:
+            self.kv_layers = [layer._replace(sees_prompt=True) for layer in sequences.kv]
         self.state_layers: Sequence[LayerState] = sequences.states
         mixtures = [each.activation_size for each in model.modules() if isinstance(each, Experts)]
         self.num_layer_outputs = 0

@@ -153,41 +153,47 @@ class RowByRow:
     def forward(self, backbone: nn.Module, step: StepContext, token_ids: Tensor, embeds: Tensor | None) -> Tensor:
         """Returns hidden states of all tokens, [num_tokens, hidden]; `embeds` replaces the rows of `token_ids`."""
         outputs = []
-        for row, tokens in self._pieces(step):
-            cache = Cache(layers=[self._view(step, row, tokens, layer) for layer in self.plan.layers])
+        for row, tokens, past in self._pieces(step):
+            cache = Cache(layers=[self._view(step, row, tokens, past, layer) for layer in self.plan.layers])
             rows = None if embeds is None else embeds[tokens].unsqueeze(0)
-            positions = step.positions[tokens].unsqueeze(0) if self.plan.gives_positions else None
+            is_shifted = bool(step.attention) and int(step.positions[tokens.start]) != past  # images take fewer places
+            gives_positions = self.plan.gives_positions or is_shifted
+            positions = step.positions[tokens].unsqueeze(0) if gives_positions else None
+            if step.rotary_positions is not None:
+                positions = step.rotary_positions[:, tokens].unsqueeze(1)
             out = run_row(backbone, token_ids[tokens].unsqueeze(0), cache, positions, rows)
             outputs.append(first_tensor(out)[0])
         return torch.cat(outputs)
 
-    def _pieces(self, step: StepContext) -> Iterator[tuple[int, slice]]:
-        """Yields rows with their tokens. A row that continues from a state comes token by token, as the library's code
-        needs.
+    def _pieces(self, step: StepContext) -> Iterator[tuple[int, slice, int]]:
+        """Yields rows with their tokens, and the number of those before. A row that continues from a state comes token
+        by token, as the library's code needs.
         """
         if step.attention:
             lengths = step.attention[0].query_lens
+            pasts = step.attention[0].seq_lens - lengths
         else:
             lengths = step.rows.starts.diff().numpy()
+            pasts = (~step.rows.is_new).int().cpu().numpy()  # how many does not matter to states
         start = 0
-        for row, length in enumerate(lengths.tolist()):
+        for row, (length, past) in enumerate(zip(lengths.tolist(), pasts.tolist(), strict=True)):
             goes_on = bool(self.plan.states) and not bool(step.rows.is_new[row])
             for first in range(start, start + length, 1 if goes_on else length):
-                yield row, slice(first, first + (1 if goes_on else length))
+                yield row, slice(first, first + (1 if goes_on else length)), past + first - start
             start += length
 
-    def _view(self, step: StepContext, row: int, tokens: slice, layer: LayerPlan) -> Any:
+    def _view(self, step: StepContext, row: int, tokens: slice, past: int, layer: LayerPlan) -> Any:
         if not layer.key_dim and not layer.states:
             return NoLayer()
         view: Any = _Pages() if not layer.states else _StateAndPages() if layer.key_dim else _State()
-        past = int(step.positions[tokens.start])
+        seq_len = past + tokens.stop - tokens.start
         if layer.key_dim:
             view.past = past
         if layer.kv is not None:
             view.ops, view.layer = self._ops, layer
-            view.pages, view.slots = _places(step, row, tokens, layer.kv)
+            view.pages, view.slots = _places(step, row, seq_len, layer.kv)
             if layer.index_keys is not None:
-                view.index_pages, view.index_slots = _places(step, row, tokens, layer.index_keys)
+                view.index_pages, view.index_slots = _places(step, row, seq_len, layer.index_keys)
         if layer.states and layer.state is None:  # another stage keeps them
             view.has_previous_state |= {index: past > 0 for _, index in layer.states}
         if layer.state is not None:
@@ -197,11 +203,10 @@ class RowByRow:
         return view
 
 
-def _places(step: StepContext, row: int, tokens: slice, layer: int) -> tuple[Tensor, Tensor]:
-    """Returns the pages of one of `kv_layers`, and the slots of all tokens of a row, up to its last of `tokens`."""
+def _places(step: StepContext, row: int, seq_len: int, layer: int) -> tuple[Tensor, Tensor]:
+    """Returns the pages of one of `kv_layers`, and the slots of the first `seq_len` tokens of a row."""
     pages, group = step.caches[layer]
     batch, size = step.attention[group], step.attention[group].block_size
-    seq_len = int(step.positions[tokens.stop - 1]) + 1
     table = torch.from_numpy(batch.block_tables[row].astype("int64"))
     slots = (table * size).repeat_interleave(size) + torch.arange(size).repeat(len(table))
     return pages, slots[:seq_len].to(pages.device)

@@ -6,7 +6,7 @@ caught: embeddings with the tower's rows in them, and features for its first lay
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,23 +52,31 @@ class Towers:
     """The towers of one class on one rank; each rank has them whole.
 
     Attributes:
+        text: the language model that `backbone` calls.
         modules: all of their modules.
         support: what they read.
+        sees_prompt: a token of a prompt sees the whole prompt.
     """
 
     def __init__(
-        self, model: PreTrainedModel, backbone: nn.Module, text: nn.Module, findings: Findings, context: ModelContext
+        self,
+        model: PreTrainedModel,
+        backbone: nn.Module,
+        text: nn.Module,
+        context: ModelContext,
+        modules: Collection[nn.Module] = (),
     ) -> None:
         self._device = context.device
         self._dtype = context.dtype
         self._backbone = backbone
-        self._text = text
-        self.modules = {
-            part for module in idle_modules(model, findings.called) for part in module.modules() if part is not model
-        }
+        self._layer_embeddings = _layer_embeddings(text)
+        self.text = text
+        self.modules = modules
         self._token_ids = _placeholder_ids(model)
         modalities = [each for each in _SERVED if each in self._token_ids and takes_any(backbone, each)]
-        self.support = MediaSupport(modalities, sees_both_ways=_sees_both_ways(model, backbone, text))
+        seen = _seen(model, backbone, text)
+        self.support = MediaSupport(modalities, sees_both_ways=seen is not None and bool(seen[1, 2]))
+        self.sees_prompt = seen is not None and bool(seen[0, 3])
         self._extra: Mapping[str, Any] = {}
         text.register_forward_pre_hook(self._add_features, with_kwargs=True)
 
@@ -88,10 +96,13 @@ class Towers:
             own["attention_mask"] = torch.ones_like(token_ids)
         if takes(self._backbone, "position_ids"):
             own["position_ids"] = torch.arange(number, device=device).unsqueeze(0)
-        given = reach(self._backbone, self._text, {"input_ids": token_ids, **own})
+        with _noted_ids(self._layer_embeddings) as layer_ids:
+            given = reach(self._backbone, self.text, {"input_ids": token_ids, **own})
         rows = given["inputs_embeds"][0]
         deep = given.get(_DEEP)
-        return MediaRows(rows, None if deep is None else torch.stack(list(deep)).to(rows.dtype))
+        return MediaRows(
+            rows, None if deep is None else torch.stack(list(deep)).to(rows.dtype), layer_ids[0] if layer_ids else None
+        )
 
     def positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
         """Computes `ReadsMedia.media_positions` by the class's code."""
@@ -136,11 +147,32 @@ def takes_any(module: nn.Module, modality: Modality) -> bool:
     return any(takes(module, name) for name in _PIXELS[modality])
 
 
+def _layer_embeddings(text: nn.Module) -> list[nn.Module]:
+    """Finds the embeddings of a language model beside that of its tokens: those that its layers have of tokens."""
+    own = text.get_input_embeddings() if isinstance(text, PreTrainedModel) else None
+    return [module for module in text.modules() if isinstance(module, nn.Embedding) and module is not own]
+
+
+@contextlib.contextmanager
+def _noted_ids(embeddings: Iterable[nn.Module]) -> Iterator[list[int]]:
+    """Collects the first ids that embeddings are asked for, while the context lasts."""
+    found: list[int] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args: found.append(int(args[0].flatten()[0])))
+        for module in embeddings
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def reach(backbone: nn.Module, text: nn.Module, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Runs `backbone` up to the call of `text`, and returns the arguments of that call."""
 
     def stop(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        raise _Reached(kwargs)
+        raise _Reached({"inputs_embeds": args[0], **kwargs} if args else kwargs)
 
     hook = text.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
     try:
@@ -152,28 +184,55 @@ def reach(backbone: nn.Module, text: nn.Module, arguments: Mapping[str, Any]) ->
     raise ModelLoadError(f"{type(backbone).__name__} computes no embeddings for a language model")
 
 
-def find_text(backbone: nn.Module, findings: Findings) -> nn.Module | None:
-    """Finds the language model inside of `backbone`: the part that contains all attention and takes embeddings."""
+def find_text(model: PreTrainedModel, backbone: nn.Module, findings: Findings) -> nn.Module:
+    """Finds the language model inside of `backbone`: the part that contains all attention and takes embeddings. If
+    `backbone` is the language model itself, this is the first of its layers.
+
+    Raises:
+        ModelLoadError: there is neither.
+    """
     attending = {call.module for call in findings.calls}
     for child in backbone.children():
         if attending <= set(child.modules()) and child in findings.called and takes(child, "inputs_embeds"):
             return child
-    return None
+    first = next((module[0] for module in backbone.modules() if _is_stack(module, findings)), None)
+    if first is None or not _takes_embeddings_unchanged(model, backbone, first):
+        raise ModelLoadError("no part of it is a language model that takes embeddings")
+    return first
 
 
-def build_towers(model: PreTrainedModel, findings: Findings, context: ModelContext) -> Towers | None:
-    """Returns the towers of a class that runs the tokens of several requests as one sequence.
+def _is_stack(module: nn.Module, findings: Findings) -> bool:
+    """Returns True for the list of a model's layers."""
+    attending = {call.module for call in findings.calls[:1]}
+    return isinstance(module, nn.ModuleList) and len(module) > 0 and attending < {*module[0].modules()}
+
+
+def _takes_embeddings_unchanged(model: PreTrainedModel, backbone: nn.Module, first: nn.Module) -> bool:
+    """Returns True if embeddings that `backbone` is given are the input of its first layer."""
+    embeds = torch.arange(2 * model.get_input_embeddings().weight.shape[1]).view(1, 2, -1).mul(0.7).sin()
+    with runnable(model, Findings(), {}):
+        given = reach(backbone, first, {"inputs_embeds": embeds.to(model.dtype)})["inputs_embeds"]
+    return given.shape == embeds.shape and torch.equal(given, embeds.to(model.dtype))
+
+
+def build_towers(
+    model: PreTrainedModel, findings: Findings, context: ModelContext, *, is_flat: bool = True
+) -> Towers | None:
+    """Returns the towers of a class, which runs the tokens of several requests as one sequence if it `is_flat`.
 
     None, with a line in the log, if there are none, or their code does not fit.
     """
     assert findings.backbone is not None
     try:
-        text = find_text(findings.backbone, findings)
-        if text is None:
-            raise ModelLoadError("no part of it is a language model that takes embeddings")
-        towers = Towers(model, findings.backbone, text, findings, context)
+        text = find_text(model, findings.backbone, findings)
+        modules = {
+            part for module in idle_modules(model, findings.called) for part in module.modules() if part is not model
+        }
+        towers = Towers(model, findings.backbone, text, context, modules)
         if not towers.support.modalities or not towers.modules:
             raise ModelLoadError("it has no tower for images or sounds")
+        if towers.support.sees_both_ways and not is_flat:
+            raise ModelLoadError("it runs row by row, and the tokens of an image see each other")
     except Exception as error:  # the code of a model may raise anything
         logger.info("%s reads text alone: %s", type(model).__name__, error)
         return None
@@ -183,20 +242,27 @@ def build_towers(model: PreTrainedModel, findings: Findings, context: ModelConte
 def _placeholder_ids(model: PreTrainedModel) -> dict[Modality, int]:
     """Maps modalities to the tokens that stand for their rows."""
     found: dict[Modality, int] = {}
+    configs = [model.config, *(getattr(model.config, name) for name in model.config.sub_configs)]
     for modality in _PIXELS:
         for name in (f"{modality}_token_id", f"{modality}_token_index"):
-            value = getattr(model.config, name, None)
-            if isinstance(value, int):
-                found.setdefault(modality, value)
+            for config in configs:
+                value = getattr(config, name, None)
+                if isinstance(value, int):
+                    found.setdefault(modality, value)
     return found
 
 
-def _sees_both_ways(model: PreTrainedModel, backbone: nn.Module, text: nn.Module) -> bool:
-    """Returns True if the class lets the tokens of an image see each other, once it is told which tokens these are."""
+def _seen(model: PreTrainedModel, backbone: nn.Module, text: nn.Module) -> Tensor | None:
+    """Returns the tokens that each of five tokens sees, [5, 5] bool: text, two of an image, text, and one of an image.
+    None: the class is not told which tokens are of images.
+
+    Raises:
+        ModelLoadError: a token of an image sees those of a later image.
+    """
     name = next((each for each in ("token_type_ids", "mm_token_type_ids") if takes(backbone, each)), None)
     if name is None:
-        return False
-    types = torch.tensor([[0, 1, 1, 1, 0]])
+        return None
+    types = torch.tensor([[0, 1, 1, 0, 1]])
     arguments = {
         "input_ids": torch.full_like(types, 5), name: types, "position_ids": torch.arange(5).unsqueeze(0)
     }  # fmt: skip
@@ -205,9 +271,11 @@ def _sees_both_ways(model: PreTrainedModel, backbone: nn.Module, text: nn.Module
     if isinstance(mask, Mapping):
         mask = next(iter(mask.values()))
     if not isinstance(mask, Tensor) or mask.dim() != 4:
-        return False
-    seen = mask[0, 0, 1, 3]
-    return bool(seen) if mask.dtype == torch.bool else seen.item() == 0
+        return None
+    seen = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+    if seen[1, 4]:
+        raise ModelLoadError("the tokens of an image see those of later images")
+    return seen
 
 
 def _arrays(items: Sequence[MediaItem], names: Collection[str] | None = None) -> dict[str, Array]:

@@ -58,9 +58,9 @@ def measure(folder: Path, reference: Reference, implementation: ModelImplementat
             feed = {1: [7, 8, 9], 0: part} if position % 3 == 0 else {0: part}
             got.append(driver.step(feed)[0])
         position += size
-    differences = [_difference(torch.cat(got), expected)]
+    differences = [difference(torch.cat(got), expected)]
     if not model.state_layers:
-        differences.append(_difference(_after_a_hit(model, token_ids[:40]), expected[_PREFIX:40]))
+        differences.append(difference(_after_a_hit(model, token_ids[:40]), expected[_PREFIX:40]))
     prompt = token_ids[:20]
     output = PagedDriver(model, 1, 64, block_size=4).greedy([prompt], 16)[0]
     likeliest = reference.logprobs(prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
@@ -75,12 +75,13 @@ def _measure_whole(driver: PagedDriver, reference: Reference, prompt: list[int],
         output.append(int(got[-1][-1].argmax()))
         got.append(driver.step({0: output[-1:]})[0])
     output.append(int(got[-1].argmax()))
-    return Agreement(_difference(torch.cat(got), torch.cat((expected, after[1:]))), output == likeliest)
+    return Agreement(difference(torch.cat(got), torch.cat((expected, after[1:]))), output == likeliest)
 
 
-def _difference(logits: Tensor, expected: Tensor) -> float:
-    difference = (logits.log_softmax(-1)[:, : expected.shape[1]] - expected).abs().max().item()
-    return float("inf") if np.isnan(difference) else difference
+def difference(logits: Tensor, expected: Tensor) -> float:
+    """The largest difference of log-probabilities; infinite where there are none."""
+    found = (logits.log_softmax(-1)[:, : expected.shape[1]] - expected).abs().max().item()
+    return float("inf") if np.isnan(found) else found
 
 
 def _after_a_hit(model: Model, token_ids: list[int]) -> Tensor:
