@@ -44,6 +44,7 @@ METHODS: dict[str, MethodFacts] = {
 """All methods, by name. The workers' are in `executor/step/drafting/methods.py`."""
 
 _OTHER_NAMES = {"ngram_gpu": "ngram", "[ngram]": "ngram"}
+"""Names of vLLM's, beside those of families whose modules are read by the method mtp."""
 
 _OF_NO_EFFECT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tensor_parallel_size": ("write draft_tensor_parallel_size", (None,)),
@@ -147,7 +148,8 @@ class SpeculativeConfig(Struct, frozen=True, kw_only=True):
     speculative_config: Annotated[
         SpeculativeOptions | None,
         Meta(
-            description="method (ngram, suffix, draft_model, custom_class), model, num_speculative_tokens and the "
+            description="method (ngram, suffix, draft_model, mtp, eagle, eagle3, medusa, mlp_speculator, dflash, "
+            "custom_class), model, num_speculative_tokens and the "
             "method's own keys, as JSON or by dotted keys; docs/speculative.md.",
             extra={"parse": "json", "aliases": ["-sc"]},
         ),
@@ -250,7 +252,7 @@ def method_of(options: SpeculativeOptions) -> str:
     asked = options.method
     if asked is None and options.model is None:
         raise ConfigError(f"--speculative-config needs a method: one of {', '.join(METHODS)}.")
-    method = "draft_model" if asked is None else _OTHER_NAMES.get(asked, asked)
+    method = "draft_model" if asked is None else _OTHER_NAMES.get(asked, "mtp" if asked.endswith("_mtp") else asked)
     if method not in METHODS:
         raise ConfigError(f"--speculative-config.method: choose from {', '.join(METHODS)} (got {asked!r}).")
     return method

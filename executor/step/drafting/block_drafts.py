@@ -10,8 +10,10 @@ from torch import Tensor
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.executor.models.base import BlockDraftHeads, Model
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.drafting.method import MethodParts
-from quire.executor.step.drafting.target_pairs import TargetPairs, limits_of, reads, reads_of, states_of
+from quire.executor.step.drafting.target_pairs import TargetPairs, choose, options_of, reads, reads_of, states_of
 from quire.executor.step.drafts import Proposal
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import build_input_batch
@@ -30,11 +32,19 @@ class BlockDrafts:
     sees_all_steps = True
 
     def __init__(
-        self, model: BlockDraftHeads, forward: Forward, *, num_drafts: int, vocab_size: int, max_positions: int
+        self,
+        model: BlockDraftHeads,
+        forward: Forward,
+        sampler: Sampler | None,
+        *,
+        num_drafts: int,
+        vocab_size: int,
+        max_positions: int,
     ) -> None:
         self.reads = reads(model.target_layers)
         self._model = model
         self._forward = forward
+        self._sampler = sampler
         self._num_drafts = num_drafts
         self._vocab_size = vocab_size
         self._max_positions = max_positions
@@ -51,7 +61,7 @@ class BlockDrafts:
     def build(cls, parts: MethodParts) -> Self:
         assert parts.draft is not None
         assert isinstance(parts.draft.model, BlockDraftHeads)
-        return cls(parts.draft.model, parts.draft.forward, **limits_of(parts))
+        return cls(parts.draft.model, parts.draft.forward, **options_of(parts))
 
     def admit(self, request: NewSlot) -> None:
         """Does nothing: all state is in pages."""
@@ -80,13 +90,14 @@ class BlockDrafts:
     def _run_blocks(self, table: RequestTable, slots: np.ndarray, num_known: np.ndarray, counts: np.ndarray) -> Tensor:
         """Returns `counts` drafts of each row, one after another."""
         masks = torch.full((int(counts.sum()),), self._model.mask_token_id, device=table.device)
-        table.write(np.repeat(slots, counts), np.repeat(num_known, counts) + _columns(counts), masks)
+        owners, places = np.repeat(slots, counts), np.repeat(num_known, counts) + _columns(counts)
+        table.write(owners, places, masks)
         starts = num_known - 1
         columns = (slots, starts, counts + 1, counts)
         batch = build_input_batch(StepPlan(0, [], [], *(column.tolist() for column in columns), []), table)
         blocks = [[(start, end)] for start, end in zip(starts.tolist(), (num_known + counts).tolist(), strict=True)]
         logits = self._forward.logits(dataclasses.replace(batch, prefix_spans=blocks))
-        return logits[:, : self._vocab_size].argmax(-1)
+        return choose(logits[:, : self._vocab_size], self._sampler, SampleBatch(owners, places, table))
 
 
 def _columns(counts: np.ndarray) -> np.ndarray:

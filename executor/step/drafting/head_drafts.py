@@ -16,8 +16,10 @@ from torch import Tensor
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.executor.models.base import DraftHeads, Model
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.drafting.method import MethodParts
-from quire.executor.step.drafting.target_pairs import TargetPairs, limits_of, reads, reads_of, states_of
+from quire.executor.step.drafting.target_pairs import TargetPairs, choose, options_of, reads, reads_of, states_of
 from quire.executor.step.drafts import Proposal
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import build_input_batch
@@ -51,6 +53,7 @@ class HeadDrafts:
     Args:
         model: the layers.
         forward: the same with their caches.
+        sampler: draws drafts as it draws tokens; None: the likeliest tokens are the drafts.
         num_drafts: tokens proposed for a row.
         vocab_size: of the target.
         max_positions: the most tokens of a request that both models compute.
@@ -59,11 +62,19 @@ class HeadDrafts:
     sees_all_steps = True
 
     def __init__(
-        self, model: DraftHeads, forward: Forward, *, num_drafts: int, vocab_size: int, max_positions: int
+        self,
+        model: DraftHeads,
+        forward: Forward,
+        sampler: Sampler | None,
+        *,
+        num_drafts: int,
+        vocab_size: int,
+        max_positions: int,
     ) -> None:
         self.reads = reads(model.target_layers)
         self._model = model
         self._forward = forward
+        self._sampler = sampler
         self._num_drafts = num_drafts
         self._vocab_size = vocab_size
         self._max_positions = max_positions
@@ -80,7 +91,7 @@ class HeadDrafts:
     def build(cls, parts: MethodParts) -> Self:
         assert parts.draft is not None
         assert isinstance(parts.draft.model, DraftHeads)
-        return cls(parts.draft.model, parts.draft.forward, **limits_of(parts))
+        return cls(parts.draft.model, parts.draft.forward, **options_of(parts))
 
     def admit(self, request: NewSlot) -> None:
         """Does nothing: all state is in pages."""
@@ -118,9 +129,11 @@ class HeadDrafts:
             states = self._compute(table, rows, states)
             if not len(going):
                 return
-            token_ids = self._model.compute_logits(states)[:, : self._vocab_size].argmax(-1)
+            logits = self._model.compute_logits(states)[:, : self._vocab_size]
+            places = num_known[going] + column
+            token_ids = choose(logits, self._sampler, SampleBatch(slots, places, table))
             drafts[to_device(going, table.device), column] = token_ids
-            table.write(slots, num_known[going] + column, token_ids)
+            table.write(slots, places, token_ids)
             goes_on = num_drafts[going] > column + 1
             going, slots = going[goes_on], slots[goes_on]
             if not len(going):

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.protocol import StepPlan
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.drafting.method import MethodParts
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.speculator import ForwardPass, ForwardReads, SampledTokens
@@ -81,23 +83,33 @@ def reads_of(config: EngineConfig) -> ForwardReads:
     return reads(config.draft_model.spec.hf_config["target_layers"])
 
 
-class DraftLimits(TypedDict):
+class DraftOptions(TypedDict):
     """Arguments of `HeadDrafts`."""
 
+    sampler: Sampler | None
     num_drafts: int
     vocab_size: int
     max_positions: int
 
 
-def limits_of(parts: MethodParts) -> DraftLimits:
-    """Returns the numbers of drafts, of the target's tokens, and of positions."""
+def options_of(parts: MethodParts) -> DraftOptions:
+    """Returns how drafts are drawn, and the numbers of drafts, of the target's tokens, and of positions."""
     assert parts.draft is not None
     lengths = (parts.max_model_len, parts.draft.spec.max_position_embeddings, parts.speculation.max_model_len)
     return {
+        "sampler": None if parts.speculation.draft_sampling == "greedy" else parts.sampler,
         "num_drafts": parts.speculation.num_tokens,
         "vocab_size": parts.config.spec.vocab_size,
         "max_positions": min(length for length in lengths if length is not None),
     }
+
+
+def choose(logits: Tensor, sampler: Sampler | None, samples: SampleBatch) -> Tensor:
+    """Returns a draft for each row of `logits`, for the places of `samples`: [num_rows] int64.
+
+    A `sampler` draws them as it draws tokens. Without one, they are the likeliest.
+    """
+    return logits.argmax(-1) if sampler is None else sampler.draft(logits, samples)
 
 
 def reads(layers: Sequence[int]) -> ForwardReads:

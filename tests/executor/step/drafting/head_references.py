@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import DraftMethod, DraftModelConfig, EngineConfig
-from quire.core.config.speculative import Speculation
+from quire.core.config.speculative import DraftSampling, Speculation
 from quire.core.wire.protocol import RequestDelta
 from quire.core.wire.rank import Rank
 from quire.executor.parallel.groups import ParallelGroup
@@ -34,7 +34,14 @@ NUM_DRAFTS = 3
 HIDDEN = 64
 
 
-def with_heads(folder: Path, method: DraftMethod, heads: Path | None = None, **changes: Any) -> EngineConfig:
+def with_heads(
+    folder: Path,
+    method: DraftMethod,
+    heads: Path | None = None,
+    *,
+    sampling: DraftSampling = "greedy",
+    **changes: Any,
+) -> EngineConfig:
     """Returns the configuration of a worker that serves `folder` with the layers in `heads`, or with its own."""
     config = engine_config(folder, limits=replace(LIMITS, num_lookahead_tokens=NUM_DRAFTS), **changes)
     if heads is None:
@@ -44,7 +51,7 @@ def with_heads(folder: Path, method: DraftMethod, heads: Path | None = None, **c
     return replace(
         config,
         draft_model=DraftModelConfig(spec=spec, num_tokens=NUM_DRAFTS),
-        speculation=Speculation(method=method, num_tokens=NUM_DRAFTS),
+        speculation=Speculation(method=method, num_tokens=NUM_DRAFTS, draft_sampling=sampling),
     )
 
 
