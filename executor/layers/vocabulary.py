@@ -182,7 +182,7 @@ class Embedding(Protocol):
 class Head(Protocol):
     """Maps hidden states to logits."""
 
-    def __call__(self, hidden: Tensor) -> Tensor: ...
+    def __call__(self, hidden: Tensor, /) -> Tensor: ...
 
 
 class AbsentEmbedding:

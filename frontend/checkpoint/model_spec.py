@@ -190,6 +190,7 @@ def make_model_spec(
         trust_remote_code=model.trust_remote_code,
         model_class=find_model(architecture),
         sentence=read_sentence_model(folder),
+        drafts_by=None,
         **facts,
     )
 
