@@ -15,12 +15,12 @@ class StepInFlight(NamedTuple):
     plan: StepPlan
     requests: list[Request]  # of the rows that want tokens, in row order
     prefilled: list[Request]  # of those, the ones whose prompts end in this step
-    others: dict[int, Request]  # by row, of the rows that want an output besides tokens
+    others: dict[int, Request]  # by row, of the rows that want no token, or another output besides
     num_prompt_tokens: int  # computed for the first time, by this step and all before it
     planned_at: float  # seconds of the scheduler's clock
 
     def request_of(self, row: int) -> Request:
-        """Returns the request of a row that wants any output."""
+        """Returns the request of a row."""
         if row in self.others:
             return self.others[row]
         return self.requests[sum(map(bool, self.plan.num_wanted[:row]))]

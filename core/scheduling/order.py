@@ -38,6 +38,8 @@ def policy_of(limits: SchedulerLimits) -> Policy:
     return fcfs if limits.policy == "fcfs" else partial(priority, aging_seconds=limits.priority_aging_seconds)
 
 
+FIRST: PriorityKey = (-(2**64),)
+"""The key of a request of the scheduler's own, which goes before all others."""
 PER_SEQUENCE = 16
 
 

@@ -42,7 +42,7 @@ from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.held import HeldRequests, priority_key
 from quire.core.scheduling.in_flight import StepsInFlight
-from quire.core.scheduling.order import Turns, policy_of
+from quire.core.scheduling.order import FIRST, Turns, policy_of
 from quire.core.scheduling.pace import Pace
 from quire.core.scheduling.prefill import ChunkedPrefill, PrefillPolicy, WholePrefill
 from quire.core.scheduling.request import Prompt, Request
@@ -136,10 +136,10 @@ class Scheduler:
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
         self._prefilled: list[Request] = []  # whose prompts end in the step that is planned
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
-        self._others: dict[int, Request] = {}  # by row of the plan, that want an output besides tokens
+        self._others: dict[int, Request] = {}  # by row of the plan, that want no token, or another output besides
         self._in_flight = StepsInFlight(clock)
         self._drafting = None if speculation is None else Drafting(speculation)
-        self._usable = UsableValues()
+        self._usable = UsableValues(eos_token_ids)
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_streams = 0  # requests that the last plan samples tokens for
@@ -193,6 +193,24 @@ class Scheduler:
             self._num_arrivals += 1
             self._held.add(request)
         return refused
+
+    def _probe(self, wire: EngineRequest) -> None:
+        """Queues a probe before all other requests, unless an earlier one has not run yet."""
+        [start] = wire.sequences
+        if start.request_id not in self._held.by_id:
+            prompt, now = Prompt(wire, self._prefix_spans(wire)), self._clock()
+            num_tokens = self._admission.max_num_tokens(wire)
+            self._held.add(
+                Request(
+                    wire,
+                    start,
+                    prompt,
+                    priority_key=FIRST,
+                    max_num_tokens=num_tokens,
+                    stop_ids=frozenset(),
+                    queued_at=now,
+                )
+            )
 
     def _prefix_spans(self, wire: EngineRequest) -> list[PrefixSpan]:
         if self._whole_prompts:
@@ -371,6 +389,7 @@ class Scheduler:
                 sample(request)
             else:
                 num_wanted(0)
+                self._others[len(plan.slots) - 1] = request
             if num_new != 1:
                 self._pace.take(request.num_tokens, num_new)
                 self._kv.cache_full_blocks(request)
@@ -432,6 +451,8 @@ class Scheduler:
             if samples:
                 request.num_tokens += 1
                 sampling.append(request)
+            else:
+                self._others[len(plan.slots) - 1] = request
             plan.num_wanted.append(1 if samples else 0)
             self._pace.take(request.num_tokens, num_new)
             self._kv.cache_full_blocks(request)
@@ -522,7 +543,10 @@ class Scheduler:
         self._pace.measure(step, self._clock())
         if self._drafting is not None:
             self._drafting.measure(step, result, self._clock())
-        return self._results.take(step, result)
+        deltas = self._usable.keep_back(self._results.take(step, result))
+        if (probe := self._usable.take_probe()) is not None:
+            self._probe(probe)
+        return deltas
 
     # ------------------------------------------------------------------------------------------------------ adapters
 

@@ -200,6 +200,22 @@ class UnusableWorker(NullWorker):
         return step
 
 
+class OverflowingWorker(NullWorker):
+    """Has NaN for requests whose prompts begin with `POISON`."""
+
+    def __init__(self, config: EngineConfig, rank: Rank, init_method: str) -> None:
+        super().__init__(config, rank, init_method)
+        self._poisoned: set[int] = set()  # slots
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        self._poisoned.difference_update(plan.released)
+        self._poisoned.update(new.slot for new in plan.admitted if new.token_ids[0] == POISON)
+        step = super().launch(plan)
+        rows = [row for row, slot in enumerate(plan.slots) if slot in self._poisoned]
+        step.result.outputs += [(row, RequestFailure("internal", "NaN", may_pass=True)) for row in rows]
+        return step
+
+
 class DeadDeviceWorker(NullWorker):
     """Computes nothing but NaN from its twentieth step on, unless another engine has, as the file DEAD_DEVICE says. If
     that is "always", each engine does, from its first step on."""
