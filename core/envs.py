@@ -23,6 +23,8 @@ NUMBERS = {
     "HTTP_TIMEOUT_REQUEST": Number(120.0),  # 8 MiB, the default limit of a body, at 70 kB/s
     "IMAGE_FETCH_TIMEOUT": Number(5.0),
     "LOG_STATS_INTERVAL": Number(10.0),
+    "LORA_LOAD_TIMEOUT_S": Number(120.0),
+    "LOST_WEIGHTS_TIMEOUT_S": Number(60.0, may_be_zero=True),  # 0: three starts, however soon they fail
     "AUDIO_FETCH_TIMEOUT": Number(10.0),
     "MAX_AUDIO_CLIP_FILESIZE_MB": Number(25.0),
     "MAX_AUDIO_DECODE_DURATION_S": Number(7200.0),

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import torch
 
+from quire.core import envs
 from quire.core.config.lora import AdapterOptions
 from quire.core.errors import ModelLoadError
+from quire.core.file_reads import FileReads
 from quire.core.logging import get_logger
 from quire.core.wire.adapters import Adapter, AdapterLoad, LoadedAdapter
 from quire.executor.layers.adapter_matching import match_layers
@@ -22,7 +24,8 @@ _LOWEST_PRIORITY = 19
 
 
 class AdapterLoader:
-    """The adapters in the memory of a rank's host. One thread of low priority loads them, in the order of calls.
+    """The adapters in the memory of a rank's host. Threads of low priority load them, in the order of calls. Files that
+    do not come are given up.
 
     Args:
         place: where the model's layers meet adapters.
@@ -44,6 +47,7 @@ class AdapterLoader:
         self._device = device
         self._held: dict[bytes, tuple[list[PreparedWeight], list[str]]] = {}  # by digest
         self._thread = ThreadPoolExecutor(1, "adapters", initializer=_step_back)
+        self._reads = FileReads(envs.read_float("LORA_LOAD_TIMEOUT_S"), begin=_step_back)
 
     def load(self, payload: bytes, answer: Callable[[bytes], None]) -> None:
         """Starts a load, an `AdapterLoad`; `answer` gets the `LoadedAdapter`, on the loader's thread."""
@@ -56,7 +60,8 @@ class AdapterLoader:
                 self._held.pop(digest, None)
             held = self._held.get(load.adapter.digest)
             if held is None:
-                held = self._held[load.adapter.digest] = self._read(load.adapter)
+                held = self._reads.read(load.adapter.digest, lambda: self._read(load.adapter))
+                self._held[load.adapter.digest] = held
             weights, left_over = held
             if load.slot >= 0:
                 self._place.put(load.slot, weights)

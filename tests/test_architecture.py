@@ -19,7 +19,7 @@ FOLDERS = ("core", "executor", "frontend", "ops")
 MAY_IMPORT = {"core": set(), "ops": set(), "executor": {"ops", "core"}, "frontend": {"core"}}
 EXECUTOR_MAY_USE_OF_CORE = {
     *("checkpoint_file", "cluster", "config", "wire", "errors", "logging", "envs", "processes", "ram", "trace"),
-    *("light_import", "process_activity", "process_ends"),
+    *("file_reads", "light_import", "process_activity", "process_ends"),
 }
 ENGINE_MAIN = Path("frontend/launch/engine_main.py")
 
@@ -116,6 +116,7 @@ HELPERS = {
         "checkpoint_file",
         "envs",
         "errors",
+        "file_reads",
         "light_import",
         "logging",
         "process_activity",

@@ -162,7 +162,9 @@ def test_a_server_whose_weights_are_damaged_ends_with_the_reason_at_the_next_res
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama"), folder)
-    server = ServerProcess(tmp_path, str(folder), "--served-model-name", "tiny").wait_until_ready()
+    server = ServerProcess(
+        tmp_path, str(folder), "--served-model-name", "tiny", env={"QUIRE_LOST_WEIGHTS_TIMEOUT_S": "0"}
+    ).wait_until_ready()
     asked = {"model": "tiny", "prompt": [5, 6], "max_tokens": 3}
     damage(folder / "model.safetensors")
     assert httpx.post(server.base_url + "/v1/completions", json=asked).status_code == 200  # it has its own copy
@@ -177,7 +179,26 @@ def test_a_server_whose_weights_are_damaged_ends_with_the_reason_at_the_next_res
     assert any(status == 503 and reason in (why or "") for status, why in told)
     ends = [line for line in server.logs().splitlines() if reason in line and "ERROR" in line]
     assert len(ends) == 3
-    assert "3 starts in a row failed for such a reason, which a restart does not mend" in ends[-1]
+    assert "3 starts in a row failed for such a reason" in ends[-1]
+
+
+def test_requests_outlast_weights_that_are_away_for_a_while(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    weights, away = folder / "model.safetensors", tmp_path / "away"
+    server = ServerProcess(tmp_path, str(folder), "--served-model-name", "tiny").wait_until_ready()
+    try:
+        weights.rename(away)
+        engine_of(server).send_signal(signal.SIGKILL)
+        wait_for(lambda: server.logs().count("holds no weights") >= 4)
+        assert httpx.get(server.base_url + "/health").status_code == 503
+        with ThreadPoolExecutor(1) as pool:
+            asked = {"model": "tiny", "prompt": [5, 6], "max_tokens": 3}
+            waiting = pool.submit(httpx.post, server.base_url + "/v1/completions", json=asked, timeout=60)
+            away.rename(weights)
+            assert waiting.result().status_code == 200
+    finally:
+        server.stop()
 
 
 def kill_engine(server: ServerProcess) -> None:

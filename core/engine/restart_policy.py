@@ -3,7 +3,8 @@
 Five kinds of end are counted:
 
 - Failed start: the engine could not be launched, or ended before it was ready. A start that succeeds resets this count.
-- Useless start: a failed start whose reason lasts, such as a checkpoint that is gone. Few of these are allowed.
+- Useless start: a failed start whose reason lasts, such as a checkpoint that is gone. It is tried again for some time,
+  because storage may only be away.
 - Blamed start: a failed start that the engine blames on another engine. More of these are allowed, because the other
   engine's own count ends first. Only two engines that blame each other reach the limit.
 - Fruitless run: the engine was ready, held requests, and produced no output. Any output resets this count.
@@ -28,6 +29,9 @@ MAX_FAILED_STARTS = 8
 """Failed starts in a row after which the engine is still restarted. Their pauses add up to 16 s, in which a shortage of
 descriptors or memory may pass."""
 MAX_USELESS_STARTS = 2
+"""Useless starts in a row after which the engine is started again, however soon they follow one another."""
+LOST_WEIGHTS_SECONDS = 60.0
+"""The same as a time, which a network's storage may take to come back."""
 MAX_BLAMED_STARTS = 3 * MAX_FAILED_STARTS
 MAX_FRUITLESS_RUNS = 3
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
@@ -43,6 +47,7 @@ class RestartPolicy:
         max_failed_starts: failed starts in a row that another start follows.
         max_fruitless_runs: fruitless lives in a row that another start follows.
         max_restarts: restarts within `window_seconds`; None: as many as it takes.
+        lost_weights_seconds: from the first of several useless starts in a row to the last that another start follows.
         clock: seconds, monotonic.
     """
 
@@ -53,12 +58,16 @@ class RestartPolicy:
         max_fruitless_runs: int = MAX_FRUITLESS_RUNS,
         max_restarts: int | None = None,
         window_seconds: float = 600.0,
+        lost_weights_seconds: float = LOST_WEIGHTS_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_failed_starts = max_failed_starts
         self._max_fruitless_runs = max_fruitless_runs
         self._num_failed_starts = 0
+        self._lost_weights_seconds = lost_weights_seconds
         self._num_useless_starts = 0
+        self._useless_since: float | None = None
+        self._useless_seconds = 0.0
         self._num_blamed_starts = 0
         self._num_fruitless_runs = 0
         self._num_short_runs = 0
@@ -80,18 +89,27 @@ class RestartPolicy:
             self._ends.append(now := self._clock())
             while self._ends[0] < now - self._window_seconds:
                 self._ends.popleft()
+        self._count_useless(is_useless=ready_seconds is None and fault == "setting")
         if ready_seconds is None:
-            self._num_failed_starts += fault in ("own", "setting")
-            self._num_useless_starts = self._num_useless_starts + 1 if fault == "setting" else 0
+            self._num_failed_starts += fault == "own"
             self._num_blamed_starts += fault == "peer"
         else:
-            self._num_failed_starts = self._num_blamed_starts = self._num_useless_starts = 0
+            self._num_failed_starts = self._num_blamed_starts = 0
             if had_output:
                 self._num_fruitless_runs = 0
             elif had_work and fault != "elsewhere":
                 self._num_fruitless_runs += 1
         is_short = not had_output and (ready_seconds is None or ready_seconds < SETTLED_SECONDS)
         self._num_short_runs = self._num_short_runs + 1 if is_short else 0
+
+    def _count_useless(self, *, is_useless: bool) -> None:
+        now = self._clock()
+        if not is_useless:
+            self._num_useless_starts, self._useless_since = 0, None
+            return
+        self._num_useless_starts += 1
+        self._useless_since = now if self._useless_since is None else self._useless_since
+        self._useless_seconds = now - self._useless_since
 
     def acquit(self) -> None:
         """Forgets blamed starts, because a peer is known to be missing: the blame was right."""
@@ -100,9 +118,10 @@ class RestartPolicy:
     @property
     def why_hopeless(self) -> str | None:
         """The reason why no other start is worth trying; None while one is."""
-        if self._num_useless_starts > MAX_USELESS_STARTS:
+        if self._num_useless_starts > MAX_USELESS_STARTS and self._useless_seconds >= self._lost_weights_seconds:
             return (
-                f"{self._num_useless_starts} starts in a row failed for such a reason, which a restart does not mend."
+                f"{self._num_useless_starts} starts in a row failed for such a reason, in {self._useless_seconds:.0f} "
+                "s; QUIRE_LOST_WEIGHTS_TIMEOUT_S allows more time."
             )
         if self._num_failed_starts > self._max_failed_starts:
             return f"{self._num_failed_starts} starts in a row failed."

@@ -68,7 +68,11 @@ class EngineSetup:
     def restarts(self) -> RestartPolicy:
         """The rules for the restarts of one engine."""
         asked = self.args.recovery
-        return RestartPolicy(max_restarts=asked.max_restarts, window_seconds=asked.restart_window)
+        return RestartPolicy(
+            max_restarts=asked.max_restarts,
+            window_seconds=asked.restart_window,
+            lost_weights_seconds=envs.read_float("LOST_WEIGHTS_TIMEOUT_S"),
+        )
 
     def launch_ahead(self) -> None:
         """Starts the engines now, so that they load while the frontend starts."""

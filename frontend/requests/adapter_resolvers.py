@@ -1,13 +1,14 @@
 """Looks for adapters that requests name and that nobody has loaded: in a folder, and by code of other packages."""
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
 from quire.core import envs
 from quire.core.errors import ConfigError
+from quire.core.file_reads import FileReads
 from quire.core.logging import get_logger
 from quire.frontend.checkpoint.adapters import LoRARequest, base_of
 
@@ -35,9 +36,10 @@ class FolderResolver:
     def __init__(self, folder: Path, base_names: Sequence[str]) -> None:
         self._folder = folder.resolve()
         self._base_names = base_names
+        self._reads = FileReads(envs.read_float("LORA_LOAD_TIMEOUT_S"))
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        return await asyncio.to_thread(self._find, lora_name)
+        return await self._reads.ask(self._folder, partial(self._find, lora_name))
 
     def _find(self, name: str) -> LoRARequest | None:
         if ".." in Path(name).parts:

@@ -3,7 +3,9 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
+from quire.core import envs
 from quire.core.engine.client import EngineClient
 from quire.core.errors import (
     ConfigError,
@@ -14,6 +16,7 @@ from quire.core.errors import (
     QuireError,
     UnavailableError,
 )
+from quire.core.file_reads import FileReads
 from quire.core.logging import get_logger
 from quire.core.wire.adapters import Adapter
 from quire.frontend.checkpoint.adapters import AdapterChoice, AdapterModule, LoRARequest, ServedAdapter, find_adapter
@@ -23,6 +26,7 @@ from quire.frontend.requests.adapter_resolvers import LoRAResolver
 logger = get_logger(__name__)
 
 _RETRY_SECONDS = 1.0  # in which the next engine may begin its start
+_LATE_RETRY_SECONDS = 10.0  # in which storage may answer again
 
 
 class Adapters:
@@ -46,6 +50,8 @@ class Adapters:
         self._client = client
         self._modules = modules
         self._resolvers = resolvers
+        self._seconds = envs.read_float("LORA_LOAD_TIMEOUT_S")
+        self._reads = FileReads(self._seconds)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name
         self._brought: dict[tuple[int, str], Adapter] = {}  # by programs: number and path
 
@@ -58,7 +64,7 @@ class Adapters:
         try:
             for module in self._modules:
                 await self.load(module.name, module.path, parent=module.base_model_name)
-        except (ParameterError, NotFoundError) as error:
+        except (ParameterError, NotFoundError, UnavailableError) as error:
             raise ConfigError(f"--lora-modules: {error}") from None
 
     async def load(
@@ -81,7 +87,7 @@ class Adapters:
         Raises:
             ParameterError: the name is taken, or the adapter does not fit the model.
             NotFoundError: there is no adapter.
-            UnavailableError: an engine ended meanwhile.
+            UnavailableError: an engine ended meanwhile, or the files take too long.
         """
         async with self._locks[name]:
             names = self._model.adapters
@@ -90,7 +96,7 @@ class Adapters:
             if unless_served and (served := names.find(name)) is not None:
                 return served  # another request has brought it meanwhile
             names.check_new(name, in_place=in_place)
-            adapter = await asyncio.to_thread(find_adapter, name, path)
+            adapter = await self._read(name, path)
             await self._prepare(adapter)
             served = names.add(adapter, parent)
             logger.info("adapter     %s from %s", name, adapter.path)
@@ -108,6 +114,7 @@ class Adapters:
         Raises:
             NotFoundError: there is none of this name.
             ParameterError: the adapter cannot be used, or the engine takes none.
+            UnavailableError: as in `load`.
         """
         if choice is None or isinstance(choice, Adapter):
             return choice
@@ -149,7 +156,7 @@ class Adapters:
         key = request.lora_int_id, request.lora_path
         async with self._locks[request.lora_path]:
             if key not in self._brought or request.load_inplace:
-                found = await asyncio.to_thread(find_adapter, request.lora_name, request.lora_path)
+                found = await self._read(request.lora_name, request.lora_path)
                 self._brought[key] = found
             return self._brought[key]
 
@@ -157,15 +164,24 @@ class Adapters:
         """Asks the resolvers for an adapter, and loads the first that they find."""
         for resolver in self._resolvers:
             try:
-                found = await resolver.resolve_lora(self._model.name, name)
+                async with asyncio.timeout(self._seconds):
+                    found = await resolver.resolve_lora(self._model.name, name)
             except QuireError:
                 raise
+            except TimeoutError as error:
+                raise _late(name, str(error) or f"a resolver took more than {self._seconds:g} s.") from None
             except Exception:  # code of another package, which may fail in any way
                 logger.exception("a resolver failed to look for the adapter %s", name)
                 continue
             if found is not None:
                 return await self.load(name, found.lora_path, unless_served=True, parent=found.base_model_name)
         return None
+
+    async def _read(self, name: str, path: str) -> Adapter:
+        try:
+            return await self._reads.ask(path, partial(find_adapter, name, path))
+        except TimeoutError as error:
+            raise _late(name, str(error)) from None
 
     async def _prepare(self, adapter: Adapter) -> None:
         try:
@@ -176,3 +192,11 @@ class Adapters:
             raise UnavailableError(
                 f"The adapter {adapter.name!r} is not loaded: {error} Try again.", retry_after_seconds=_RETRY_SECONDS
             ) from None
+
+
+def _late(name: str, why: str) -> UnavailableError:
+    """The error for an adapter whose files take too long."""
+    return UnavailableError(
+        f"The adapter {name!r} is not loaded: {why} Try again later; QUIRE_LORA_LOAD_TIMEOUT_S allows more time.",
+        retry_after_seconds=_LATE_RETRY_SECONDS,
+    )

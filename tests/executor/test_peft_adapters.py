@@ -1,5 +1,6 @@
 """Adapters that PEFT has saved, against PEFT's own log-probabilities, as they are and merged into the model."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.worker import Worker
 from tests.executor.step.test_model_runner import engine_config, generate, prompt_of, request
 from tests.executor.thread_group import on_every_rank
+from tests.storage import hung_file
 
 peft = pytest.importorskip("peft")
 
@@ -180,3 +182,26 @@ def test_a_slot_holds_what_was_loaded_last(folder_of: Callable[[str], Path], tmp
         wanted = logprobs_of(trained(model_folder, folder, number, **config), prompt)
         assert load(worker, folder) == LoadedAdapter()
         torch.testing.assert_close(Scorer(worker).score(prompt), wanted, atol=1e-4, rtol=0)
+
+
+def test_files_that_do_not_come_are_given_up_and_write_to_no_slot_later(
+    folder_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_LORA_LOAD_TIMEOUT_S", "1")
+    family, config = VARIANTS["names"]
+    folders = [tmp_path / name for name in ("slow", "fast")]
+    for seed, folder in enumerate(folders):
+        trained(folder_of(family), folder, seed, **config)
+    slow, fast = (Adapter(each.name, str(each), adapter_digest(each)) for each in folders)
+    worker, prompt = start(folder_of(family)), prompt_of(3, 24)
+    loader = worker._adapter_loader
+    assert loader is not None
+    with hung_file(folders[0] / "adapter_model.safetensors"):
+        assert "were not read in 1 s" in (loader._load(AdapterLoad(slow, 1)).error or "")
+        assert loader._load(AdapterLoad(fast, 1)) == LoadedAdapter()
+        before = Scorer(worker).score(prompt)
+    until = time.monotonic() + 60
+    while loader._load(AdapterLoad(slow, 0)) != LoadedAdapter():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert torch.equal(Scorer(worker).score(prompt), before)

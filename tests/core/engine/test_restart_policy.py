@@ -86,12 +86,29 @@ def test_an_engine_that_ran_for_long_is_replaced_at_once() -> None:
     assert restarts.pause_seconds == pytest.approx(0.1)
 
 
-def test_a_reason_that_lasts_is_given_up_sooner_and_other_failures_between_do_not_count_for_it() -> None:
-    restarts = RestartPolicy()
-    for fault in ("setting", "setting", "own", "setting", "setting"):
+def test_a_reason_that_lasts_is_given_up_after_some_time_and_other_failures_between_do_not_count_for_it() -> None:
+    now = [0.0]
+    restarts = RestartPolicy(max_failed_starts=2, clock=lambda: now[0])
+
+    def fail(fault: Fault, seconds: float) -> str | None:
         end(restarts, ready=None, fault=fault)
-        assert restarts.why_hopeless is None
-    end(restarts, ready=None, fault="setting")
-    assert "3 starts in a row failed for such a reason" in (restarts.why_hopeless or "")
+        now[0] += seconds
+        return restarts.why_hopeless
+
+    assert [fail(fault, 50.0) for fault in ("setting", "setting", "own")] == [None] * 3
+    assert [fail("setting", 5.0) for _ in range(12)] == [None] * 12, "storage may come back"
+    assert restarts.pause_seconds == LONGEST_PAUSE_SECONDS
+    assert "13 starts in a row failed for such a reason, in 60 s" in (fail("setting", 0.0) or "")
     end(restarts)
     assert restarts.why_hopeless is None
+
+
+def test_a_reason_that_lasts_is_tried_three_times_however_long_a_start_takes() -> None:
+    now = [0.0]
+    restarts = RestartPolicy(clock=lambda: now[0], lost_weights_seconds=0.0)
+    for _ in range(2):
+        end(restarts, ready=None, fault="setting")
+        now[0] += 1000.0
+        assert restarts.why_hopeless is None
+    end(restarts, ready=None, fault="setting")
+    assert "QUIRE_LOST_WEIGHTS_TIMEOUT_S allows more time" in (restarts.why_hopeless or "")

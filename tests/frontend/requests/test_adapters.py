@@ -1,6 +1,7 @@
 """Adapters that requests use, while engines end and requests come together."""
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from quire.core.errors import EngineDeadError, EngineError, ParameterError, QuireError, UnavailableError
 from quire.core.wire.adapters import CONFIG_NAME, WEIGHTS_NAMES, Adapter
 from quire.frontend.checkpoint.adapters import AdapterNames, LoRARequest
+from quire.frontend.requests.adapter_resolvers import FolderResolver
 from quire.frontend.requests.adapters import Adapters
+from tests.storage import hung_file
 
 
 class Engines:
@@ -74,3 +77,55 @@ def test_requests_that_come_together_bring_an_adapter_once(folder: Path) -> None
 
     assert len({each.digest for each in asyncio.run(together()) if each is not None}) == 1
     assert engines.prepared == ["a"]
+
+
+class HungFolder(FolderResolver):
+    """A folder whose storage does not answer before `answers` is set."""
+
+    answers = threading.Event()
+
+    def _find(self, name: str) -> LoRARequest | None:
+        self.answers.wait()
+        return super()._find(name)
+
+
+class SlowResolver:
+    """Never answers."""
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest:
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+
+def test_files_that_do_not_come_are_given_up_and_other_adapters_are_served(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_LORA_LOAD_TIMEOUT_S", "0.3")
+    other, engines = tmp_path_factory.mktemp("other"), Engines()
+    for name in (CONFIG_NAME, WEIGHTS_NAMES[0]):
+        (other / name).write_bytes(b"{}")
+
+    async def run() -> None:
+        place = adapters(engines)
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match=r"'slow' is not loaded: the files were not read in 0\.3 s"):
+                await place.load("slow", str(folder))
+        with pytest.raises(UnavailableError, match="QUIRE_LORA_LOAD_TIMEOUT_S allows more time"):
+            await place.resolve(LoRARequest("slow", 1, str(folder)))
+        await place.load("fast", str(other))
+        assert engines.prepared == ["fast"]
+
+    with hung_file(folder / WEIGHTS_NAMES[0]):
+        asyncio.run(run())
+
+
+def test_resolvers_that_do_not_answer_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_LORA_LOAD_TIMEOUT_S", "0.3")
+
+    async def run(resolver: Any) -> None:
+        with pytest.raises(UnavailableError, match="'slow' is not loaded"):
+            await adapters(Engines(), resolver).resolve("slow")
+
+    asyncio.run(run(SlowResolver()))
+    asyncio.run(run(HungFolder(tmp_path, ["base"])))
+    HungFolder.answers.set()
