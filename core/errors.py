@@ -60,6 +60,10 @@ class OverloadedError(RequestError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class BodyTooLargeError(RequestError):
+    """The request's body is larger than the server ever takes."""
+
+
 class DeadlineError(QuireError):
     """The request was not finished in the time that its caller gave it."""
 

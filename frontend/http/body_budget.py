@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quire.core.errors import OverloadedError
+from quire.core.errors import BodyTooLargeError, OverloadedError
 from quire.frontend.http.tally import Tally
 
 FREE_BYTES = 64 * 1024
@@ -34,24 +34,38 @@ class BodyBudget:
 class BodyCharge:
     """What one body takes of the budget, until it has been read or its request ends."""
 
-    __slots__ = ("_budget", "_num_bytes", "_num_charged")
+    __slots__ = ("_budget", "_declared", "_num_bytes", "_num_charged")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
+        self._declared = 0  # bytes, by the header Content-Length
         self._num_bytes = 0
         self._num_charged = 0
 
     def attach(self, scope: dict[str, Any]) -> None:
         """Makes this the charge of the request with an ASGI scope; see `release_charge`."""
         scope[_CHARGE] = self
+        lengths = (value for name, value in scope.get("headers", ()) if name == b"content-length" and value.isdigit())
+        self._declared = int(next(lengths, 0))
 
     def add(self, num_bytes: int) -> None:
-        """Counts a part of the body. Raises OverloadedError if the budget lacks room for it."""
+        """Counts a part of the body.
+
+        Raises:
+            BodyTooLargeError: the budget could not hold the whole body even alone.
+            OverloadedError: it has no room now.
+        """
         self._num_bytes += num_bytes
         amount = self._num_bytes - FREE_BYTES - self._num_charged
         if amount <= 0:
             return
         budget = self._budget
+        if (num_bytes := max(self._declared, self._num_bytes)) - FREE_BYTES > budget.max_bytes:
+            self.release()
+            raise BodyTooLargeError(
+                f"The request body has {num_bytes} bytes or more, and the server's --max-inflight-body-bytes "
+                f"{budget.max_bytes} has no room for it; raise that limit, or send less."
+            )
         if budget.held.total + amount > budget.max_bytes:
             self.release()
             raise OverloadedError(

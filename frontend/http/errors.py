@@ -14,6 +14,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from msgspec import Struct
 
 from quire.core.errors import (
+    BodyTooLargeError,
     DeadlineError,
     EngineDeadError,
     NotFoundError,
@@ -123,6 +124,8 @@ def describe(error: Exception) -> Problem:
             return Problem(404, str(error), error.param)
         case OverloadedError():
             return Problem(429, str(error), error.param, _retry_after(error.retry_after_seconds))
+        case BodyTooLargeError():
+            return Problem(413, str(error), error.param)
         case RequestError():
             return Problem(400, str(error), error.param)
         case UnavailableError():
@@ -193,7 +196,7 @@ class ErrorReporter:
     def report(self, error: Exception, where: str) -> Problem:
         """Describes `error`, and logs it if the server is at fault or logs all stacks. `where` names the request."""
         problem = describe(error)
-        if problem.status == 413:
+        if problem.status == 413 and not isinstance(error, QuireError):  # by Litestar, which names no limit
             problem.message = (
                 f"The request body exceeds {self._max_body_bytes} bytes; "
                 "the server's --max-request-body-bytes raises the limit."

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from litestar.exceptions import InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
-from quire.core.errors import ParameterError
+from quire.core.errors import BodyTooLargeError, ParameterError
 from quire.frontend.http.body_budget import release_charge
 from quire.frontend.http.errors import ClientGoneError, MediaTypeError
 from quire.frontend.http.json_request import IGNORED, JsonRequest
@@ -101,6 +102,7 @@ async def read_form(
 
     Raises:
         ParameterError: the form is malformed, too large, or a field is wrong.
+        BodyTooLargeError: it is larger than a form with a file of `max_file_bytes` can be.
         MediaTypeError: the body is no form.
         ClientGoneError: the client closed the connection halfway.
     """
@@ -119,6 +121,12 @@ async def read_form(
                         form.end()
     except InternalServerException:  # Litestar's error for a client that is gone
         raise ClientGoneError("The client closed the connection while sending its request.") from None
+    except RequestEntityTooLarge:
+        raise BodyTooLargeError(
+            f"The request body is larger than a form with a file of {max_file_bytes} bytes, the limit here ({limit}); "
+            "send a smaller one.",
+            param=file_field,
+        ) from None
     except MultipartError as error:
         raise ParameterError(f"The request body is no valid form ({error}).") from None
     finally:

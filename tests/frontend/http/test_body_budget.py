@@ -8,8 +8,9 @@ from litestar import Litestar, post
 from litestar.testing import TestClient
 from msgspec import Struct
 
-from quire.core.errors import ConfigError, OverloadedError
+from quire.core.errors import BodyTooLargeError, ConfigError, OverloadedError
 from quire.frontend.http.body_budget import FREE_BYTES, BodyBudget, release_charge
+from quire.frontend.http.errors import describe
 from quire.frontend.http.form_request import read_form
 from quire.frontend.http.json_request import BodyReader, JsonRequest
 from quire.frontend.http.server_config import ServerConfig
@@ -110,3 +111,18 @@ def test_the_budget_has_room_for_a_body(options: dict[str, int], budget: int) ->
 def test_a_budget_without_room_for_a_body_is_refused() -> None:
     with pytest.raises(ConfigError, match="--max-inflight-body-bytes 1000 has no room for one body"):
         ServerConfig(max_inflight_body_bytes=1000)
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_body_for_which_the_whole_budget_is_too_small_is_told_so_and_need_not_come_again(has_length: bool) -> None:
+    """An audio file may be larger than --max-request-body-bytes, and so than the budget."""
+    budget = BodyBudget(1000, Tally())
+    num_bytes = FREE_BYTES + 1001
+    charge, neighbour = budget.charge(), budget.charge()
+    charge.attach({"headers": [(b"content-length", b"%d" % num_bytes)] if has_length else []})
+    neighbour.add(FREE_BYTES + 700)
+    charge.add(FREE_BYTES)
+    with pytest.raises(BodyTooLargeError, match="--max-inflight-body-bytes 1000 has no room for it"):
+        charge.add(1 if has_length else 1001)
+    assert budget.held.total == 700
+    assert describe(BodyTooLargeError("x")).status == 413

@@ -17,6 +17,7 @@ from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 STATUS = [
     (core_errors.ParameterError("top_p is 3", param="top_p"), 400, "top_p"),
     (core_errors.RequestError("no"), 400, None),
+    (core_errors.BodyTooLargeError("8 MB and no more"), 413, None),
     (core_errors.NotFoundError("no model", param="model"), 404, "model"),
     (core_errors.OverloadedError("full", retry_after_seconds=2.2), 429, None),
     (core_errors.EngineError("crashed"), 500, None),
