@@ -69,6 +69,14 @@ async def until_ended(pid: int) -> None:
             loop.remove_reader(pidfd)
 
 
+async def until_group_ended(group: int, seconds: float) -> None:
+    """Waits until all processes of a group have ended, for up to `seconds`."""
+    with contextlib.suppress(OSError):  # the time is over, or there is no descriptor to wait with
+        async with asyncio.timeout(seconds):
+            for pid in members(group):
+                await until_ended(pid)
+
+
 def wait_ended(pid: int, seconds: float) -> None:
     """Blocks until a process has ended, for up to `seconds`. For use outside an event loop."""
     with _descriptor(pid) as pidfd:

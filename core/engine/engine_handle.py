@@ -16,7 +16,7 @@ from quire.core.engine.failures import explain, fault_of, is_external
 from quire.core.engine.fleet_status import EngineStatus
 from quire.core.engine.launcher import Launcher, NoMoreEnginesError
 from quire.core.engine.restart_policy import Fault, RestartPolicy
-from quire.core.engine.running_engine import EngineAddress, RunningEngine
+from quire.core.engine.running_engine import FREE_SECONDS, EngineAddress, RunningEngine
 from quire.core.engine.silence import SilenceWatch
 from quire.core.errors import EngineDeadError, QuireError
 from quire.core.logging import get_logger
@@ -32,8 +32,6 @@ SPARE_AFTER_RESTART_SECONDS = 1.0
 """The same after a restart, which another may follow: without a spare engine, that one takes far longer."""
 SPARE_CHECK_SECONDS = 5.0
 """Time between looks at the spare engine, which may have been killed or stopped meanwhile."""
-FREE_SECONDS = 10.0
-"""Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
 
 
 class EngineUser(Protocol):
@@ -75,6 +73,7 @@ class EngineHandle:
         self._task: asyncio.Task[QuireError] | None = None
         self._life: EngineLife | None = None
         self._engine: RunningEngine | None = None  # the last one that was launched
+        self._ending: set[asyncio.Task[None]] = set()
         self._heard_at: float | None = None  # from engines before
         self._last_end: QuireError | None = None
         self._dead: QuireError | None = None
@@ -171,6 +170,8 @@ class EngineHandle:
             await asyncio.wait([self._task])
         if self._engine is not None:
             await self._engine.wait_freed(CLOSE_SECONDS)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=CLOSE_SECONDS)
 
     def close_nowait(self) -> None:
         """Ends the engine by force, without waiting for anything."""
@@ -223,9 +224,12 @@ class EngineHandle:
             fault = "elsewhere" if is_external(error) else "own"  # not as the engine says, but as is known
         finally:
             self._bury(life, end, fault)
-        await life.engine.wait_freed(FREE_SECONDS)  # or the next engine finds its memory and devices taken
-        if life.ready_at is not None and self._dead is None:
-            asyncio.get_running_loop().run_in_executor(None, _save_flight, life.engine, str(end))
+        # Beside the start of the next one, which waits for it before it takes memory and devices.
+        task = asyncio.create_task(
+            _see_off(life.engine, end, saves_flight=life.ready_at is not None and not self._dead)
+        )
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
         return end
 
     def _silence_watch(self, engine: RunningEngine) -> SilenceWatch:
@@ -298,6 +302,13 @@ class EngineHandle:
             logger.warning("no spare engine can be started: %s", explain(error))
         else:
             asyncio.get_running_loop().call_later(SPARE_CHECK_SECONDS, self._warm_up, life)
+
+
+async def _see_off(engine: RunningEngine, end: QuireError, *, saves_flight: bool) -> None:
+    """Waits until an engine has freed what it held, and keeps what its flight recorder has."""
+    await engine.wait_freed(FREE_SECONDS)
+    if saves_flight:
+        await asyncio.to_thread(_save_flight, engine, str(end))
 
 
 def _save_flight(engine: RunningEngine, reason: str) -> None:

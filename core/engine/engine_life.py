@@ -98,7 +98,8 @@ class EngineLife:
                 if verdict is not None or is_late:
                     break
             code = await ended
-            await asyncio.sleep(LAST_WORDS_SECONDS)
+            if self.end is None:
+                await asyncio.sleep(LAST_WORDS_SECONDS)
         finally:
             ended.cancel()
         return self.end or end_of(self._ending, code, was_ready=self.ready_at is not None)
@@ -136,6 +137,8 @@ class EngineLife:
             case protocol.EngineFailed():
                 self.end = self.end or failure_of(message)
                 self._failed_at = time.monotonic()
+                if self.engine.is_owned and self.engine.pid is not None and not message.needs_time:
+                    self.engine.kill()  # sooner than it ends its workers and itself in order
                 return
             case protocol.StepOutputs():
                 self.had_output = self.had_output or message.stats.num_steps > 0

@@ -24,7 +24,8 @@ class Launcher(Protocol):
         """Makes the next launch fast, if the options ask for that. Called from time to time while an engine serves."""
 
     async def launch(self) -> RunningEngine:
-        """Launches an engine. Any exception but NoMoreEnginesError counts as a failed start."""
+        """Launches an engine, which takes memory and devices once the one before has freed them. Any exception but
+        NoMoreEnginesError counts as a failed start."""
 
     def retire(self) -> None:
         """Reports that no engine will be launched any more, to other hosts that would wait for the next."""

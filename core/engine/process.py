@@ -18,6 +18,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.gc_tuning import tune_garbage_collector
+from quire.core.engine.running_engine import FREE_SECONDS
 from quire.core.engine.silence import BUSY_BEAT_SECONDS, IDLE_BEAT_SECONDS
 from quire.core.engine.step_times import LEAST_SECONDS, LEAST_SECONDS_OF_HOSTS, StepTimes
 from quire.core.engine.step_watch import IDLE_SECONDS, SHARED_IDLE_SECONDS, StepWatch
@@ -33,6 +34,7 @@ from quire.core.errors import (
 )
 from quire.core.flight.recorder import NO_RECORDER, Recorder
 from quire.core.logging import get_logger
+from quire.core.processes import until_group_ended
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
 from quire.core.wire import protocol
@@ -49,7 +51,11 @@ GREETING_SECONDS = 30.0
 
 
 class EngineProcess:
-    """Routes messages between frontends and one engine. Build it inside a running loop, then await `run`."""
+    """Routes messages between frontends and one engine. Build it inside a running loop, then await `run`.
+
+    Args:
+        follows: the process group of the engine before, whose memory and devices this one needs.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class EngineProcess:
         keys: CurveKeys | None,
         listen_fd: int | None = None,
         recorder: Recorder = NO_RECORDER,
+        follows: int | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
@@ -72,6 +79,7 @@ class EngineProcess:
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
         self._recorder = recorder
+        self._follows = follows
         self._timeline = Timeline(Path(config.trace_folder or ""))
         self._calls: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -88,9 +96,13 @@ class EngineProcess:
             code = 1
             await self._wait_for_frontend()
             self._report(error)
-        await self._executor.close(hung=self._engine is not None and self._engine.is_hung)
+        await self._executor.close(hung=self._is_hung)
         self._channel.close(linger_ms=FAREWELL_LINGER_MS)
         return code
+
+    @property
+    def _is_hung(self) -> bool:
+        return self._engine is not None and self._engine.is_hung
 
     def close(self) -> None:
         """Makes `run` return 0."""
@@ -106,6 +118,8 @@ class EngineProcess:
             task.result()
 
     async def _start_and_step(self) -> None:
+        if self._follows is not None:
+            await until_group_ended(self._follows, FREE_SECONDS)
         ready = await self._executor.start()
         self._scheduler = Scheduler(
             self._config.limits,
@@ -356,7 +370,7 @@ class EngineProcess:
             logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
         self._recorder.add_fault(text)
-        failed = protocol.EngineFailed(text, _cause_of(error))
+        failed = protocol.EngineFailed(text, _cause_of(error), self._is_hung or self._config.layout.nodes > 1)
         for frontend in list(self._frontends):
             self._send(frontend, failed)
 

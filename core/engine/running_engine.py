@@ -7,6 +7,9 @@ from msgspec import Struct
 from quire.core.errors import QuireError
 from quire.core.wire.channel import CurveKeys
 
+FREE_SECONDS = 10.0
+"""Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
+
 
 class EngineAddress(Struct, array_like=True, frozen=True):
     """The address of a running engine, and its keys."""

@@ -276,6 +276,7 @@ class EngineFailed(Struct, array_like=True, tag="failed"):
 
     message: str
     cause: FailureCause
+    needs_time: bool = False  # before it is killed: it still writes stacks, or tells other hosts
 
 
 class Heartbeat(Struct, array_like=True, tag="heartbeat"):

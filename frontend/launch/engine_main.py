@@ -1,7 +1,7 @@
 """Main of an engine process: `python -m quire.frontend.launch.engine_main FD`, started by `EngineLauncher`.
 
 FD is a memfd with an `EngineStart`. The standard input is a pipe that closes when the parent ends. A spare engine
-imports everything, and loads its model when it reads `TURN` there.
+imports everything, and loads its model when it reads a `turn` there.
 """
 
 import asyncio
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from quire.core.engine.engine import Executor
 
 
-TURN = b"\n"
-"""Tells a spare engine that its turn has come."""
+def turn(follows: int | None) -> bytes:
+    """The line that tells a spare engine that its turn has come, and which process group's end to wait for."""
+    return b"%d\n" % (follows or 0)
 
 
 class ReplayStart(Struct, array_like=True):
@@ -61,6 +62,7 @@ class EngineStart(Struct, array_like=True):
     flight: tuple[int, int] | None = None  # descriptors of memory for a flight recorder
     replay: ReplayStart | None = None
     is_spare: bool = False
+    follows: int | None = None  # the process group of the engine before
 
 
 def main(fd: int) -> None:
@@ -123,12 +125,17 @@ async def _run_engine(start: EngineStart) -> int:
     executor = Executor(start.config, **options)
     if start.replay is not None:
         return await _replay(start.replay, executor)
-    if start.is_spare and not await _turn_comes(executor):
-        await executor.close(hung=False)
-        return 0
+    follows = start.follows
+    if start.is_spare:
+        if (line := await _turn_comes(executor)) is None:
+            await executor.close(hung=False)
+            return 0
+        follows = int(line) or None
     recorder = _recorder(start)
     try:
-        process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd, recorder)
+        process = EngineProcess(
+            start.config, executor, start.address, start.keys, start.listen_fd, recorder, follows=follows
+        )
     except zmq.ZMQError as error:
         if error.errno == errno.ENOENT:  # the parent has ended, and removed the folder of its sockets
             return 0
@@ -164,19 +171,20 @@ def _recorder(start: EngineStart) -> Recorder:
     return FlightRecorder(MemorySegments(start.flight))
 
 
-async def _turn_comes(executor: "Executor") -> bool:
-    """Prepares a spare engine's executor, and returns True when the parent wants the engine. False: the parent
-    is gone, or the engine cannot be prepared."""
+async def _turn_comes(executor: "Executor") -> bytes | None:
+    """Prepares a spare engine's executor, and returns the parent's line when it wants the engine. None: the parent is
+    gone, or the engine cannot be prepared."""
     loop, said = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), said.set)
     preparing = asyncio.create_task(executor.prepare())
     await said.wait()
     loop.remove_reader(sys.stdin.fileno())
-    if os.read(sys.stdin.fileno(), len(TURN)) != TURN:
+    line = os.read(sys.stdin.fileno(), 100)
+    if not line.endswith(b"\n"):
         preparing.cancel()
-        return False
+        return None
     await asyncio.wait([preparing])
-    return preparing.exception() is None  # else the next engine starts afresh, and reports what fails
+    return line if preparing.exception() is None else None  # else the next engine starts afresh, and reports what fails
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from quire.core import envs
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.messages import CoordinatorStart
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.running_engine import RunningEngine
+from quire.core.engine.running_engine import FREE_SECONDS, RunningEngine
 from quire.core.errors import ConfigError
 from quire.core.flight.dumps import Flight, FlightFolder, FlightMemory
 from quire.core.logging import get_logger
@@ -28,7 +28,7 @@ from quire.core.process_activity import is_stopped
 from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.rendezvous import Rendezvous, endpoint_of
-from quire.frontend.launch.engine_main import TURN, EngineStart
+from quire.frontend.launch.engine_main import EngineStart, turn
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.shared_experts import Epochs
 
@@ -52,11 +52,12 @@ class EngineSubprocess(RunningEngine):
         self._flight = flight
         self._is_gone = False
 
-    def begin(self) -> bool:
-        """Makes a spare engine load its model. False if it has ended."""
+    def begin(self, follows: int | None) -> bool:
+        """Makes a spare engine load its model, once the processes of the group `follows` have ended. False if it has
+        ended itself."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(TURN)
+            self._process.stdin.write(turn(follows))
         except OSError:
             return False
         return self.can_begin
@@ -65,6 +66,11 @@ class EngineSubprocess(RunningEngine):
     def can_begin(self) -> bool:
         """True if a spare engine lives, and no signal has stopped it or its workers."""
         return self._process.poll() is None and not any(map(is_stopped, members(self._process.pid)))
+
+    @property
+    def group(self) -> int | None:
+        """The process group of the engine and its workers; None once all of them have ended."""
+        return None if self._is_gone else self._process.pid
 
     async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
@@ -166,6 +172,7 @@ class EngineLauncher:
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
         self._spare: EngineSubprocess | None = None
+        self._last: EngineSubprocess | None = None  # that was handed out
 
     @property
     def waits_for(self) -> str | None:
@@ -195,30 +202,40 @@ class EngineLauncher:
     async def launch(self) -> EngineSubprocess:
         """Starts an engine. The engine dies with this process, because its standard input closes."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            return ahead
+        self._last = ahead if ahead is not None else await self._next(self._last)
+        return self._last
+
+    async def _next(self, before: EngineSubprocess | None) -> EngineSubprocess:
+        """The spare engine, or else a new one. It waits itself for the end of the one before, unless others take part
+        in its start."""
+        if before is not None and (self._cluster is not None or self._epochs is not None):
+            await before.wait_freed(FREE_SECONDS)
+        follows = None if before is None else before.group
         spare, self._spare = self._spare, None
         if spare is not None:
-            if spare.begin():
+            if spare.begin(follows):
                 return spare
             spare.kill()
         if self._epochs is not None:
             await self._epochs.wait_for_hosts(self.config.place.data)
-        return self._start_in_common()
+        return self._start_in_common(follows)
 
-    def _start_in_common(self) -> EngineSubprocess:
+    def _start_in_common(self, follows: int | None = None) -> EngineSubprocess:
         if self._epochs is None:
-            return self.start()
+            return self.start(follows=follows)
         epoch = self._epochs.epoch_of(self.config.place.data)
         engine = self.start(epoch.rendezvous.for_local_engine())
         epoch.add(engine)
         return engine
 
-    def start(self, rendezvous: Rendezvous | None = None, *, is_spare: bool = False) -> EngineSubprocess:
+    def start(
+        self, rendezvous: Rendezvous | None = None, *, is_spare: bool = False, follows: int | None = None
+    ) -> EngineSubprocess:
         """Starts an engine at once. Its workers meet those of other engines at `rendezvous`.
 
         Args:
             is_spare: it imports everything, and waits for `EngineSubprocess.begin`.
+            follows: the process group that shall have ended before it loads its model.
         """
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         if isinstance(self._transport, Listening):
@@ -234,6 +251,7 @@ class EngineLauncher:
                 *(config, address, keys, os.getpid(), self._worker_factory, self._cluster, rendezvous, listen_fd),
                 flight=None if flight is None else flight.descriptors,
                 is_spare=is_spare,
+                follows=follows,
             )
             # A memory file and not the pipe, which may have no room: others are served here, and would wait until the
             # engine reads it.

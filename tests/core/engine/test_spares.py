@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 from typing import Literal
 
 import psutil
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from quire.core.engine import engine_handle
 from quire.core.wire.protocol import FinishReason
 from quire.core.wire.rank import Layout
-from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
 from tests.core.engine.supervised import ENDLESS, MAX_LENGTH, answers, until
 
@@ -93,3 +94,30 @@ def test_a_spare_engine_that_was_killed_or_stopped_is_replaced(
             assert await answers(client)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_the_next_engine_loads_nothing_before_all_processes_of_the_one_before_have_ended(
+    has_spare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of this test stands for those that take long to end."""
+    monkeypatch.setattr(engine_handle, "SPARE_SECONDS", 0.0)
+    config = replace(engine_config(max_model_len=MAX_LENGTH), keeps_spare=has_spare)
+
+    async def scenario(slow: subprocess.Popen[bytes]) -> None:
+        async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
+            await client.start()
+            first = client.engine_pids[0]
+            monkeypatch.setattr(EngineSubprocess, "group", slow.pid)
+            os.kill(first or 0, signal.SIGKILL)
+            await until(lambda: client.engine_pids[0] not in (first, None))
+            next_one = psutil.Process(client.engine_pids[0] or 0)
+            [handle] = client._fleet.engines
+            await until(lambda: handle._life is not None and handle._life.is_heard)  # it beats before it loads
+            assert client.status().engine.state == "restarting"
+            slow.kill()
+            await until(lambda: client.status().engine.state == "serving")
+            assert client.engine_pids[0] == next_one.pid
+
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as slow:
+        asyncio.run(scenario(slow))

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from quire.core.engine import engine_handle
 from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError, EngineDeadError, HostLostError, PeerLostError
@@ -44,15 +46,20 @@ class NotingLauncher(EngineLauncher):
     """Launches engines that have a process which outlives them, and notes what lives of the one before."""
 
     def __init__(self) -> None:
-        super().__init__(engine_config(), worker_factory="tests.frontend.launch.parent_worker:make")
+        config = replace(engine_config(), keeps_spare=True)
+        super().__init__(config, worker_factory="tests.frontend.launch.parent_worker:make")
         self.living: list[list[str]] = []
         self._groups: list[int] = []
 
     async def launch(self) -> EngineSubprocess:
-        self.living += [names_of_living(group) for group in self._groups[-1:]]
         engine = await super().launch()
+        self.living += [names_of_living(group) for group in self._groups[-1:]]
         self._groups.append(engine.pid or 0)
         return engine
+
+    @property
+    def has_spare(self) -> bool:
+        return self._spare is not None
 
 
 class RepeatedLauncher(EngineLauncher):
@@ -163,17 +170,24 @@ def test_a_first_start_whose_host_is_lost_waits_for_it_again() -> None:
     asyncio.run(scenario())
 
 
-def test_an_engine_is_launched_when_all_processes_of_the_one_before_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_engine_begins_beside_the_end_of_the_one_before_and_loads_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(engine_handle, "SPARE_SECONDS", 0.0)
     kill_late(monkeypatch)
 
     async def scenario() -> None:
         own = NotingLauncher()
         async with client_of(own) as client:
             await client.start()
-            assert any("(sleep)" in each for each in names_of_living(client.engine_pids[0] or 0))
+            group = client.engine_pids[0] or 0
+            assert any("(sleep)" in each for each in names_of_living(group))
+            await until(lambda: own.has_spare)
             await kill(client)
-            assert own.living == [[]]
+            [living] = own.living
+            assert any("(sleep)" in each for each in living), "its end was waited for"
+            assert names_of_living(group) == []
 
     asyncio.run(scenario())
 
