@@ -1,5 +1,8 @@
 """Models that read images, in real engines: log-probabilities are those of Transformers, whatever happens beside."""
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncLLM, SamplingParams
 from quire.frontend.media.images.reader import ImageReader
 from tests.image_checkpoints import FAMILIES, make_image, write_checkpoint
 
@@ -137,3 +140,45 @@ def test_two_ranks_read_images_as_one_does(tmp_path: Path) -> None:
         params = SamplingParams(temperature=0, max_tokens=4, logprobs=0, prompt_logprobs=0, ignore_eos=True)
         prompt: Any = {"prompt": text, "multi_modal_data": {"image": IMAGES[:2]}}
         check(reference, text, IMAGES[:2], llm.generate(prompt, params, use_tqdm=False)[0])
+
+
+def test_streams_with_images_go_on_after_a_crash(tmp_path: Path) -> None:
+    """The next engine makes the rows of images again, those of a prompt that was being computed as well."""
+    folder = write_checkpoint(tmp_path / "llava", "llava")
+    reference = Reference(folder, "llava")
+    cases = [
+        (prompt_of("llava", "What is this? ", ""), IMAGES[:1]),
+        (prompt_of("llava", "The first: ", " and then ", "."), IMAGES[1:]),
+        (prompt_of("llava", "Once again " * 12, " and ", " and ", "?"), IMAGES),
+    ]
+    params = SamplingParams(
+        temperature=0, max_tokens=40, logprobs=0, ignore_eos=True, allowed_token_ids=list(range(3, 200))
+    )
+
+    async def run() -> list[Any]:
+        engine = AsyncLLM.from_engine_args(
+            model=str(folder), dtype="float32", max_model_len=400, num_gpu_blocks_override=100,
+            max_num_batched_tokens=24, max_num_seqs=8,
+        )  # fmt: skip
+        killed = asyncio.Event()
+        try:
+            await engine.start()
+
+            async def stream(number: int) -> Any:
+                text, images = cases[number]
+                prompt: Any = {"prompt": text, "multi_modal_data": {"image": images}}
+                async for output in engine.generate(prompt, params, str(number)):
+                    if not killed.is_set() and len(output.outputs[0].token_ids) > 2:
+                        killed.set()
+                        os.kill(engine.client.engine_pids[0] or 0, signal.SIGKILL)
+                return output
+
+            outputs = await asyncio.gather(*map(stream, range(len(cases))))
+            assert engine.client.status().engine.restarts == 1
+            return outputs
+        finally:
+            await engine.aclose()
+
+    for (text, images), output in zip(cases, asyncio.run(run()), strict=True):
+        assert len(output.outputs[0].token_ids) == 40
+        check(reference, text, images, output)

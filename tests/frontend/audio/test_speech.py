@@ -1,8 +1,11 @@
 """/v1/audio/transcriptions and /v1/audio/translations, by a server of a tiny Whisper, against Transformers."""
 
+import asyncio
 import io
 import json
 import math
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import openai
 import pytest
 from transformers import PreTrainedModel
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncLLM, SamplingParams
 from quire.core.errors import ParameterError
 from quire.frontend.media.sounds.clips import clip_starts
 from tests.servers import ServerProcess
@@ -356,3 +359,37 @@ def test_sounds_of_several_formats(server: ServerProcess, reference: PreTrainedM
     soundfile.write(file, sound(), RATE, format="FLAC", subtype="PCM_16")
     answer = post(server, file.getvalue(), language="en", **GREEDY)
     assert answer.json()["text"] == post(server, wav(sound()), language="en", **GREEDY).json()["text"]
+
+
+def test_sounds_go_on_after_a_crash(reference: PreTrainedModel, folder: Path) -> None:
+    """The next engine encodes a sound again."""
+    greedy = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+
+    async def run(*, is_disturbed: bool) -> list[list[int]]:
+        engine = AsyncLLM.from_engine_args(model=str(folder), dtype="float32", **OPTIONS)
+        killed = asyncio.Event()
+        try:
+            await engine.start()
+
+            async def stream(number: int) -> list[int]:
+                prompt: Any = {
+                    "prompt_token_ids": prompt_ids("en", "transcribe", "notimestamps"),
+                    "multi_modal_data": {"audio": (sound(number), RATE)},
+                }
+                async for output in engine.generate(prompt, greedy, str(number)):
+                    if is_disturbed and not killed.is_set() and len(output.outputs[0].token_ids) > 2:
+                        killed.set()
+                        os.kill(engine.client.engine_pids[0] or 0, signal.SIGKILL)
+                return list(output.outputs[0].token_ids)
+
+            found = await asyncio.gather(*map(stream, range(4)))
+            assert engine.client.status().engine.restarts == int(is_disturbed)
+            return found
+        finally:
+            await engine.aclose()
+
+    undisturbed = asyncio.run(run(is_disturbed=False))
+    assert asyncio.run(run(is_disturbed=True)) == undisturbed
+    assert len({tuple(tokens) for tokens in undisturbed}) > 1, "the sounds must differ to prove anything"
+    wanted = reference_tokens(reference, sound(0), NUM_TOKENS, language="en", task="transcribe")
+    assert undisturbed[0][: len(wanted)] == wanted
