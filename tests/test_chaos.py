@@ -7,23 +7,40 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters import load, random_tensors, save_adapter
+from tests.image_checkpoints import write_checkpoint
+from tests.tiny_whisper import write_whisper
+
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.turns(2)
-@pytest.mark.parametrize("layout", ["mp", "DP 2"])
-def test_no_stream_is_lost_or_changed_while_processes_are_killed(checkpoint: Callable[..., Path], layout: str) -> None:
+@pytest.mark.turns(4)
+@pytest.mark.parametrize(
+    ("layout", "kind"), [("mp", "adapters"), ("DP 2", "texts"), ("uni", "images"), ("uni", "sounds")]
+)
+def test_no_stream_is_lost_or_changed_while_processes_are_killed(
+    checkpoint: Callable[..., Path], tmp_path: Path, layout: str, kind: str
+) -> None:
+    model, options = checkpoint("llama"), list[str | Path]()
+    if kind == "adapters":
+        options = ["--adapter", save_adapter(tmp_path / "adapter", random_tensors(load(model), 1))]
+    elif kind == "images":
+        model, options = write_checkpoint(tmp_path / "llava", "llava"), ["--media", "images", "--long", "200"]
+    elif kind == "sounds":
+        model, options = tmp_path, ["--media", "sounds"]
+        write_whisper(tmp_path)
     done = subprocess.run(
         [
-            ROOT / "scripts/chaos", "streams", "--model", checkpoint("llama"), "--layouts", layout, "--seconds", "30",
-            "--variants", "1", "--concurrency", "4", "--pause", "10", "--faults", "kill helper,kill worker,kill engine",
+            ROOT / "scripts/chaos", "streams", "--model", model, "--layouts", layout, "--seconds", "30", *options,
+            "--variants", "1", "--concurrency", "4", "--pause", "10",
+            "--faults", "kill helper,kill media helper,kill worker,kill engine",
         ],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [row] = [line for line in done.stdout.splitlines() if line.startswith(f"| {layout} ")]
     _, _, streams, lost, wrong, faults, *_ = (cell.strip() for cell in row.split("|"))
-    assert int(streams) >= 9
+    assert int(streams) >= (3 if kind == "sounds" else 9)
     assert (lost, wrong) == ("0", "0")
     assert "kill" in faults
 

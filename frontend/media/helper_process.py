@@ -40,6 +40,9 @@ READERS: dict[type[Struct], str] = {
 }
 """Import paths by question, because a reader is imported when it is first needed."""
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""Errors that malformed data may cause in a library."""
+
 
 class Reader(Protocol):
     """Answers questions of some types. Its construction loads libraries, and is not limited."""
@@ -75,8 +78,7 @@ class Readers:
             answer = MediaRefused(str(error))
         except MemoryError:
             answer = MediaRefused("takes too much memory to decode")
-        except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-            # Errors that malformed data may cause in a library.
+        except MALFORMED as error:
             answer = MediaRefused(f"cannot be decoded ({type(error).__name__}: {str(error)[:200]})")
         answer.is_large = is_large(self._own_bytes)
         return answer

@@ -18,7 +18,10 @@ KINDS = {
     "kill worker": ("worker", signal.SIGKILL),
     "stop worker": ("worker", signal.SIGSTOP),
     "kill helper": ("helper", signal.SIGKILL),
+    "kill media helper": ("media", signal.SIGKILL),
 }
+_HELPERS = ("helper", "media")
+"""Roles of processes without which the server goes on."""
 RECOVERY_SECONDS = 100.0
 """A server that does not serve again after this time counts as lost."""
 MIN_PAUSE_SECONDS = 0.2
@@ -76,7 +79,7 @@ class Faults:
             with contextlib.suppress(psutil.Error):
                 victim.send_signal(number)
                 self.counts[kind] += 1
-                if role != "helper":
+                if role not in _HELPERS:
                     await self._until_recovered(victim)
             return place + 1
         return turn

@@ -52,12 +52,12 @@ def _run_suite(args: argparse.Namespace) -> int:
 
 
 def _run_guided(args: argparse.Namespace) -> int:
-    from tests.fuzz.decoders import DECODERS
+    from tests.fuzz.decoders import DECODERS, LIBRARIES
 
     code, program = 0, Path(__file__).parent / "guided.py"
     print("| decoder | inputs | with new branches | found |")
     print("|---|---|---|---|")
-    for name in DECODERS:
+    for name in DECODERS | LIBRARIES:
         if args.k not in name:
             continue
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:

@@ -6,7 +6,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["quire"], enable_loader_override=False):
-    from tests.fuzz.decoders import DECODERS, SEEDS
+    from tests.fuzz.decoders import DECODERS, LIBRARIES, SEEDS
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     for number, seed in enumerate(SEEDS[name]):
         (Path(folder) / f"seed-{number}").write_bytes(seed)
     options = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-artifact_prefix={folder}/"]
-    atheris.Setup([sys.argv[0], *options, folder], DECODERS[name])
+    atheris.Setup([sys.argv[0], *options, folder], (DECODERS | LIBRARIES)[name])
     atheris.Fuzz()
 
 

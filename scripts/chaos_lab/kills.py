@@ -13,7 +13,17 @@ import httpx
 from cut import exit_code, run_until_cut
 from faults import KINDS, Faults
 from server import Server, ServerError
-from streams import Outcome, Request, ask, make_requests, references
+from streams import (
+    ADAPTER,
+    Outcome,
+    Request,
+    ask,
+    make_adapter_requests,
+    make_image_requests,
+    make_requests,
+    make_sound_requests,
+    references,
+)
 
 NAME = "streams"
 SUMMARY = "Streams of all kinds while processes are killed and stopped."
@@ -41,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layouts", default=DEFAULT_LAYOUTS, help=f"Of {','.join(LAYOUTS)} (default: %(default)s).")
     parser.add_argument("--faults", default=",".join(KINDS), help="Of %(default)s.")
+    parser.add_argument(
+        "--media",
+        choices=["images", "sounds"],
+        help="Requests with images beside the others, or transcriptions alone, for a model that reads such.",
+    )
+    parser.add_argument("--adapter", metavar="FOLDER", help="A LoRA adapter of the model, which some requests name.")
     parser.add_argument("--concurrency", type=int, default=12, help="Streams at once (default: %(default)s).")
     parser.add_argument("--pause", type=float, default=4, help="Most seconds from a recovery to the next fault.")
     parser.add_argument("--variants", type=int, default=3, help="Requests of each kind (default: %(default)s).")
@@ -131,8 +147,10 @@ def run(args: argparse.Namespace) -> int:
 async def _one_layout(args: argparse.Namespace, tally: Tally, end: float) -> None:
     """Serves one layout until CLOCK_MONOTONIC is `end`, and counts in `tally`."""
     model = [args.model] if args.model else []
-    requests = make_requests(args.seed, args.variants, args.long)
-    server = Server([*model, *COMMON, *LAYOUTS[tally.name]])
+    requests = _requests(args)
+    adapter = ["--enable-lora", "--lora-modules", f"{ADAPTER}={args.adapter}"] if args.adapter else []
+    common = COMMON if args.media is None else COMMON[:2]
+    server = Server([*model, *common, *adapter, *LAYOUTS[tally.name]])
     telling = asyncio.create_task(_say_progress(tally))
     try:
         await asyncio.to_thread(server.wait_until_ready)
@@ -143,6 +161,17 @@ async def _one_layout(args: argparse.Namespace, tally: Tally, end: float) -> Non
     finally:
         telling.cancel()
         _end(tally, server)
+
+
+def _requests(args: argparse.Namespace) -> list[Request]:
+    """The requests that the model serves."""
+    if args.media == "sounds":
+        return make_sound_requests(args.seed, args.variants)
+    made = make_requests(args.seed, args.variants, args.long)
+    if args.media == "images":
+        plain = [each for each in made if each.kind not in ("grammar", "tools")]
+        made = plain + make_image_requests(args.seed, args.variants)
+    return made + (make_adapter_requests(args.seed, args.variants) if args.adapter else [])
 
 
 def _end(tally: Tally, server: Server) -> None:
@@ -164,7 +193,7 @@ async def _ask_all(args: argparse.Namespace, tally: Tally, server: Server, reque
         client.headers["Authorization"] = "Bearer none"
         names = (await client.get("/v1/models")).json()
         for request in requests:
-            request.body["model"] = names["data"][0]["id"]
+            request.body.setdefault("model", names["data"][0]["id"])
         expected = await references(client, requests, args.concurrency)
         tally.faults = Faults(server, args.faults.split(","), random.Random(args.seed), args.pause)
 

@@ -23,6 +23,7 @@ _ROLES = (
     ("engine", "quire.frontend.launch.engine_main"),
     ("worker", "quire.executor.processes.worker_process"),
     ("helper", "quire.frontend.grammar.helper_process"),
+    ("media", "quire.frontend.media.helper_process"),
     ("api", "quire.frontend.servers.api_server"),
 )
 

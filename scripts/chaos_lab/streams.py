@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from media import messages_with_images, sound
 from server import ServerError
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, SOUNDS = "/v1/completions", "/v1/chat/completions", "/v1/audio/transcriptions"
+ADAPTER = "adapter"
+"""The name under which the adapter of `--adapter` is served."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "open": {"type": "boolean"}},
@@ -35,11 +38,25 @@ LOGPROB_TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class Request:
-    """A request, and the name of its kind."""
+    """A request, and the name of its kind.
+
+    Attributes:
+        file: the sound that it sends in a form, with `body` as the form's fields.
+    """
 
     kind: str
     path: str
     body: dict[str, Any]
+    file: bytes | None = None
+
+    def content(self) -> dict[str, Any]:
+        """The body as keywords of httpx."""
+        if self.file is None:
+            return {"json": self.body}
+        fields = {
+            name: json.dumps(value) if isinstance(value, bool) else str(value) for name, value in self.body.items()
+        }
+        return {"data": fields, "files": {"file": ("a.wav", self.file)}}
 
 
 @dataclass
@@ -105,6 +122,38 @@ def make_requests(seed: int, variants: int, long_tokens: int) -> list[Request]:
     return made
 
 
+def make_adapter_requests(seed: int, variants: int) -> list[Request]:
+    """Requests of the adapter; the others are the model's."""
+    rng, made = random.Random(seed), []
+    for _ in range(variants):
+        prompt = [rng.randrange(10, 250) for _ in range(rng.randrange(4, 40))]
+        body = {"model": ADAPTER, "prompt": prompt, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        made.append(Request("adapter", COMPLETIONS, {**body, "temperature": 0.9, "seed": rng.randrange(2**31)}))
+    return made
+
+
+def make_image_requests(seed: int, variants: int) -> list[Request]:
+    """Requests with one image, and with two."""
+    rng, made = random.Random(seed), []
+    for _ in range(variants):
+        for count in (1, 2):
+            drawn = {"temperature": 0.9, "seed": rng.randrange(2**31), "ignore_eos": True}
+            body = {"messages": messages_with_images(rng, count), "max_tokens": 60, "stream": True, **drawn}
+            made.append(Request(f"{count} images" if count > 1 else "image", CHAT, body))
+    return made
+
+
+def make_sound_requests(seed: int, variants: int) -> list[Request]:
+    """Transcriptions, as streams and whole."""
+    rng, made = random.Random(seed), []
+    for _ in range(variants):
+        for seconds, stream in ((0.8, True), (2.5, True), (2.5, False)):
+            body = {"language": "en", "temperature": 0.9, "seed": rng.randrange(2**31), "stream": stream}
+            kind = f"sound of {seconds:g} s{', a stream' if stream else ''}"
+            made.append(Request(kind, SOUNDS, {**body, "max_completion_tokens": 40}, sound(rng, seconds)))
+    return made
+
+
 async def ask(client: httpx.AsyncClient, request: Request) -> Outcome:
     """Sends a request and reads the whole answer. Failures are in the outcome."""
     outcome, started = Outcome(), time.monotonic()
@@ -112,12 +161,13 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Outcome:
         if request.body.get("stream"):
             await _read_stream(client, request, outcome)
         else:
-            answer = await client.post(request.path, json=request.body)
+            answer = await client.post(request.path, **request.content())
             outcome.longest_pause = time.monotonic() - started
             if answer.status_code != 200:
                 outcome.error = f"{answer.status_code} {answer.text[:300]}"
             else:
-                for choice in answer.json()["choices"]:
+                body = answer.json()
+                for choice in body.get("choices") or [{"text": body["text"], "finish_reason": "stop"}]:
                     _add(outcome, choice)
     except (httpx.HTTPError, ValueError, KeyError) as error:
         outcome.error = f"{type(error).__name__}: {error}"
@@ -128,7 +178,7 @@ async def ask(client: httpx.AsyncClient, request: Request) -> Outcome:
 
 async def _read_stream(client: httpx.AsyncClient, request: Request, outcome: Outcome) -> None:
     last = time.monotonic()
-    async with client.stream("POST", request.path, json=request.body) as answer:
+    async with client.stream("POST", request.path, **request.content()) as answer:
         if answer.status_code != 200:
             outcome.error = f"{answer.status_code} {(await answer.aread()).decode('utf-8', 'replace')[:300]}"
             return
@@ -147,7 +197,7 @@ async def _read_stream(client: httpx.AsyncClient, request: Request, outcome: Out
 
 def _add(outcome: Outcome, choice: dict[str, Any]) -> None:
     """Adds an event's part, or a whole answer, to its choice."""
-    found = outcome.choices.setdefault(choice["index"], {"text": "", "calls": {}, "finish_reason": None})
+    found = outcome.choices.setdefault(choice.get("index", 0), {"text": "", "calls": {}, "finish_reason": None})
     part = choice.get("delta") or choice.get("message") or choice
     found["text"] += part.get("text") or part.get("content") or ""
     for call in part.get("tool_calls") or []:

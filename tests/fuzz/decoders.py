@@ -21,8 +21,13 @@ from quire.frontend.batch.lines import digest_of, read_custom_id
 from quire.frontend.checkpoint.gguf.header import read_header
 from quire.frontend.http.json_request import BodyReader, decode_body
 from quire.frontend.keys.key_file import read_key_file
+from quire.frontend.media.errors import MediaError
+from quire.frontend.media.helper_process import MALFORMED
+from quire.frontend.media.images.decoding import read_image
+from quire.frontend.media.sounds.files import read_file
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from tests.fuzz.media_files import image_files, sound_files
 
 _FILE = Path(tempfile.gettempdir()) / f"quire-fuzz-{os.getpid()}"
 _MESSAGES = [msgspec.msgpack.Decoder(kind) for kind in (EngineInput, EngineOutput, WorkerInput, WorkerOutput)]
@@ -84,10 +89,26 @@ def key_files(data: bytes) -> None:
         assert read_key_file(str(path))
 
 
+def images(data: bytes) -> None:
+    """Files of images."""
+    with contextlib.suppress(MediaError, *MALFORMED):  # as a helper does
+        assert read_image(data, None, 100_000).mode == "RGB"
+
+
+def sounds(data: bytes) -> None:
+    """Files of sounds."""
+    with contextlib.suppress(MediaError, *MALFORMED):
+        assert abs(read_file(data, 16_000, 5.0)).max() <= 2.0**32
+
+
 DECODERS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each for each in (bodies, frames, batch_lines, gguf, safetensors, key_files)
 }
+LIBRARIES: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in (images, sounds)}
+"""Decoders by libraries in C, which could end the process: `test_media.py` asks helpers, as servers do."""
 SEEDS: dict[str, list[bytes]] = {
+    "images": image_files(),
+    "sounds": sound_files(),
     "bodies": [b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', b'{"prompt": [1]}'],
     "frames": [msgspec.msgpack.encode(["add", [["x", 1, []]], [1], ["greedy"]]), b"\x92\xa5abort\x91\xa1x"],
     "batch_lines": [b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a"}}\n{}\n'],
