@@ -130,9 +130,9 @@ class Eagle3Heads:
         ]
         self._norm = RMSNorm(context, "model.norm", size, style)
         self._hands_on_normed = bool(config.get("norm_output"))
-        layers = [self._first, *self._others]
-        self.kv_layers = [layer.attention.kv for layer in layers]
-        self.activation_size = num_states * states_size + 4 * size + max(layer.activation_size for layer in layers)
+        self.kv_layers = [self._first.attention.kv, *(layer.attention.kv for layer in self._others)]
+        largest = max(self._first.activation_size, *(layer.activation_size for layer in self._others), 0)
+        self.activation_size = num_states * states_size + 4 * size + largest
 
     def read_target(self, states: Tensor) -> Tensor:
         if self._states_norm is not None:

@@ -59,9 +59,7 @@ class Form(NamedTuple):
 
     def at(self, layer: int) -> "Form":
         """Returns the names with the layer's number."""
-        return self._replace(
-            **{name: value.format(layer=layer) for name, value in self._asdict().items() if isinstance(value, str)}
-        )
+        return Form(*(each.format(layer=layer) if isinstance(each, str) else each for each in self))
 
 
 _LAYER = "model.layers.{layer}"

@@ -75,8 +75,7 @@ class BlockDrafts:
         fits = pairs.fits(table, self._max_positions)
         if fits.any():
             states = states_of(forward, self.reads.layers, np.where(fits, pairs.counts, 0))
-            columns = (pairs.slots[fits], pairs.starts[fits], pairs.counts[fits], np.zeros(fits.sum(), np.int64))
-            plan = StepPlan(0, [], [], *(column.tolist() for column in columns), [])
+            plan = _plan(pairs.slots[fits], pairs.starts[fits], pairs.counts[fits], np.zeros(fits.sum(), np.int64))
             self._forward.draft(build_input_batch(plan, table), self._model.read_target(states))
         drafts = torch.zeros(len(num_drafts), self._num_drafts, dtype=torch.int64, device=table.device)
         rows = np.flatnonzero(num_drafts)
@@ -93,11 +92,14 @@ class BlockDrafts:
         owners, places = np.repeat(slots, counts), np.repeat(num_known, counts) + _columns(counts)
         table.write(owners, places, masks)
         starts = num_known - 1
-        columns = (slots, starts, counts + 1, counts)
-        batch = build_input_batch(StepPlan(0, [], [], *(column.tolist() for column in columns), []), table)
+        batch = build_input_batch(_plan(slots, starts, counts + 1, counts), table)
         blocks = [[(start, end)] for start, end in zip(starts.tolist(), (num_known + counts).tolist(), strict=True)]
         logits = self._forward.logits(dataclasses.replace(batch, prefix_spans=blocks))
         return choose(logits[:, : self._vocab_size], self._sampler, SampleBatch(owners, places, table))
+
+
+def _plan(slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> StepPlan:
+    return StepPlan(0, [], [], slots.tolist(), starts.tolist(), counts.tolist(), wanted.tolist(), [])
 
 
 def _columns(counts: np.ndarray) -> np.ndarray:

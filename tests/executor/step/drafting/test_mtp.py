@@ -54,6 +54,8 @@ ERNIE = Module(
 )  # fmt: skip
 FAMILIES = {
     "deepseek_v3": (DEEPSEEK, {"first_k_dense_replace": 1}),
+    "deepseek_v32": (DEEPSEEK, {"first_k_dense_replace": 1}),
+    "glm4_moe_lite": (DEEPSEEK, {"first_k_dense_replace": 1}),
     "glm4_moe": (DEEPSEEK, {"first_k_dense_replace": 1, "use_qk_norm": True}),
     "qwen3_next": (QWEN, {}),
     "qwen3_5": (QWEN, {}),
