@@ -12,8 +12,10 @@ MAX_ROWS = 512
 MAX_RECORDINGS = 128
 """The most recordings, of the shapes used last. On a CPU, one takes about 100 kB for a model with 28 layers."""
 
-_NUM_CHOICES = 3
-"""The recordings of one shape: with the likeliest tokens, with any choice of tokens, and with logits alone."""
+_NUM_CHOICES = 5
+"""The recordings of one shape: with the likeliest tokens or any choice of tokens, each also with scores, and with
+logits alone.
+"""
 
 MAX_FINE_ROWS = 32
 """The most rows of steps that have recordings of their own with `GraphConfig.is_fine`."""

@@ -9,7 +9,7 @@ class RecordingRules(NamedTuple):
 
     Attributes:
         row_counts: ascending; a step with fewer rows is padded to one of these. A step with more is not padded. Empty:
-            none is padded.
+            none is padded. Operations then take rows of padding, also without states (`StateRows.slots`).
         max_seq_lens: ascending bounds on the lengths of sequences; a recording serves one of them. Empty: a recording
             serves all lengths.
         interval: the least number of steps from one recording to the next, because a recording delays its step.

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 GateActivation = Literal["silu", "sigmoid", "identity", "softplus"]
@@ -18,7 +19,8 @@ class StateRows(NamedTuple):
     """The rows of a step, as recurrent operations see them. No two rows have the same slot.
 
     Attributes:
-        slots: [num_rows] int64, on the device; each row's place in the first dimension of a state.
+        slots: [num_rows] int64, on the device; each row's place in the first dimension of a state. Negative: padding,
+            which has no state, behind at least one row. Only backends that pad steps (`RecordingRules`) get such rows.
         starts: [num_rows + 1] int64, on the host; row r has the tokens from starts[r] up to starts[r + 1], at least 1.
         is_new: [num_rows] bool, on the device; the row begins its sequence, so its state counts as zeros.
         tables: [num_rows, 1] int32, on the host: the slots, as block tables of states that are a page each. Only for
@@ -33,6 +35,16 @@ class StateRows(NamedTuple):
     tables: np.ndarray | None = None
     beginning: np.ndarray | None = None
     starts_there: Tensor | None = None
+
+
+def store_states(states: Tensor, rows: StateRows, values: Tensor) -> None:
+    """Writes the `values` [num_rows, ...] of rows with one token into `states` [num_slots, ...].
+
+    Padding writes what the first row does. So nothing has to be known on the host.
+    """
+    places = torch.arange(len(rows.slots), device=rows.slots.device)
+    written = places.masked_fill(rows.slots < 0, 0)
+    states[rows.slots[written]] = values[written]
 
 
 class ScanCall(NamedTuple):

@@ -9,6 +9,9 @@ from torch import Tensor
 
 _ALIGNMENT = 16  # bytes; kernels read and write so many at a time
 
+MAX_SCORED = 20
+"""The likeliest tokens of a row whose scores a recording finds: as many as OpenAI's API has."""
+
 
 def new_tokens(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Uninitialized ids [num_rows] int64, and whether each is usable [num_rows] bool, in one piece of memory.
@@ -65,6 +68,33 @@ class RowParameters(NamedTuple):
     presence: Tensor
 
 
+class ScorePlaces(NamedTuple):
+    """Where the scores of a step's tokens go, on the device.
+
+    Attributes:
+        ring: [num_turns, rows, 2 * (1 + MAX_SCORED) + 1] int32; as `read_scores` finds them.
+        are_logprobs: scores are log-probabilities; else logits.
+    """
+
+    ring: Tensor
+    are_logprobs: bool
+
+
+def new_scores(num_turns: int, num_rows: int, device: torch.device) -> Tensor:
+    """Zeros, as the ring of `ScorePlaces`."""
+    return torch.zeros(num_turns, num_rows, 2 * (1 + MAX_SCORED) + 1, dtype=torch.int32, device=device)
+
+
+def read_scores(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Reads rows of the ring of `ScorePlaces`, [num_rows, ...].
+
+    Returns ids [num_rows, 1 + MAX_SCORED] int32: the chosen token, then the likeliest, best first, of equally likely
+    ones that with the lowest id; their scores, float32; the chosen token's place by likelihood, from 1, [num_rows].
+    """
+    count = 1 + MAX_SCORED
+    return packed[:, :count], packed[:, count : 2 * count].contiguous().view(torch.float32), packed[:, 2 * count]
+
+
 class TokenPlaces(NamedTuple):
     """Where a step's chosen tokens go, on the device.
 
@@ -74,6 +104,7 @@ class TokenPlaces(NamedTuple):
         places: [num_rows] int64; of the tokens, in `memory`.
         ring: [num_turns, bytes] uint8; the tokens of one step after the other, as `tokens_in` finds them.
         turn: [1] int64; the step's row of `ring`.
+        scores: None: nobody asks for scores.
     """
 
     table: Tensor
@@ -81,6 +112,7 @@ class TokenPlaces(NamedTuple):
     places: Tensor
     ring: Tensor
     turn: Tensor
+    scores: ScorePlaces | None = None
 
 
 class SamplingOperations(ABC):
@@ -142,5 +174,6 @@ class SamplingOperations(ABC):
 
         The tokens are those of the operations above in this order: penalties (`executor/sampling/penalties.py`),
         temperature, min-p, top-k, top-p, and a draw or the likeliest token. `parameters` None: the likeliest tokens of
-        unchanged logits. All values are on the device, and the host reads none. The logits stay as they are.
+        unchanged logits. All values are on the device, and the host reads none. The logits stay as they are. Scores are
+        those of `logits`, which have at least `MAX_SCORED` columns.
         """

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from quire.ops.eager.token_order import ordered_keys
+
 
 def likeliest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Finds the `count` greatest of each row of `values` [num_rows, vocab_size] float32, the greatest first.
@@ -14,22 +16,14 @@ def likeliest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if not count:
         return values.new_empty(len(values), 0), values.new_empty(len(values), 0, dtype=torch.int64)
     if values.is_cuda:  # where looking for ties would make the host wait
-        return _of_keys(values, _keys(values).topk(count, dim=-1).indices)
+        return _of_keys(values, ordered_keys(values).topk(count, dim=-1).indices)
     found, ids = values.topk(count, dim=-1)
     (tied,) = torch.where((values >= found[:, -1:]).sum(-1) != count)  # a NaN is greater than any number to topk alone
     if len(tied):
-        ids[tied] = _keys(values[tied]).topk(count, dim=-1).indices
+        ids[tied] = ordered_keys(values[tied]).topk(count, dim=-1).indices
     ids = ids.sort(-1).values
     return _of_keys(values, ids.gather(1, values.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices))
 
 
 def _of_keys(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return values.gather(1, ids), ids
-
-
-def _keys(values: Tensor) -> Tensor:
-    """Integers in the order of the values, and of the ids downwards where values are equal; no two are equal."""
-    bits = (values + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
-    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    ids = torch.arange(values.shape[-1], device=values.device)
-    return (ordered << 32) - ids

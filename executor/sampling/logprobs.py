@@ -11,6 +11,7 @@ from quire.core.wire.row_outputs import TokenLogprobs
 from quire.executor.sampling.likeliest import likeliest
 from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.transfers import Transfer, Transfers, to_device_together
+from quire.ops.sampling import MAX_SCORED, read_scores
 
 _NONE = -2
 ALL = -1
@@ -41,9 +42,25 @@ class StepLogprobs:
 
     def rows(self) -> list[tuple[int, TokenLogprobs]]:
         """(index among sampled rows, log-probabilities) for each row that asked; waits for the device."""
-        token_ids, values, nth_likeliest = self.transfer.values()
+        token_ids, values, nth_likeliest = self._values()
         positions = token_logprobs(token_ids, values, nth_likeliest, self.num_shown, self.by_likelihood)
         return list(zip(self.places.tolist(), positions, strict=True))
+
+    def _values(self) -> list[torch.Tensor]:
+        return self.transfer.values()
+
+
+@dataclass(frozen=True)
+class RecordedLogprobs(StepLogprobs):
+    """Those that a recording has found, for all rows of its step.
+
+    Attributes:
+        transfer: of one tensor, as `read_scores` takes it.
+    """
+
+    def _values(self) -> list[torch.Tensor]:
+        (packed,) = self.transfer.values()
+        return list(read_scores(packed[torch.from_numpy(self.places)]))
 
 
 def token_logprobs(
@@ -95,6 +112,24 @@ class Logprobs:
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         return self._num_top[batch.slots] != _NONE
+
+    @property
+    def are_logprobs(self) -> bool:
+        """True if the values are log-probabilities, not logits."""
+        return self._mode.endswith("logprobs")
+
+    def can_be_recorded(self, batch: SampleBatch) -> bool:
+        """Returns True if a recording finds what all rows want: few of the likeliest tokens, by the model's logits."""
+        wanted = self._num_top[batch.slots]
+        is_small = bool((wanted <= MAX_SCORED).all()) and self._vocab_size >= MAX_SCORED
+        return self.of_raw_logits and is_small and not any(slot in self._named for slot in batch.slots.tolist())
+
+    def taken(self, scores: torch.Tensor, slots: np.ndarray) -> RecordedLogprobs:
+        """Starts the transfer of what a recording has found, [rows and padding, ...], see `read_scores`."""
+        num_top = self._num_top[slots]
+        places = np.flatnonzero(num_top != _NONE)
+        transfer = self._transfers.to_host([scores])
+        return RecordedLogprobs(places, num_top[places], np.ones(len(places), bool), transfer)
 
     def values(self, logits: torch.Tensor) -> torch.Tensor:
         """[num_asked, vocab_size] float32."""

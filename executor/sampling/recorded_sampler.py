@@ -14,7 +14,15 @@ from torch import Tensor
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.sampling.token_table import TokenTable
-from quire.ops.sampling import RowParameters, SamplingOperations, TokenPlaces, num_token_bytes, tokens_in
+from quire.ops.sampling import (
+    RowParameters,
+    SamplingOperations,
+    ScorePlaces,
+    TokenPlaces,
+    new_scores,
+    num_token_bytes,
+    tokens_in,
+)
 
 _NUM_TURNS = 8
 """The steps whose tokens are kept: more than are in flight."""
@@ -23,12 +31,38 @@ _UNIT = 16
 
 
 class Choice(Enum):
-    """How a recording chooses the tokens of its rows."""
+    """How a recording chooses the tokens of its rows, and whether it also scores them."""
 
     LIKELIEST = auto()
     """All rows want the likeliest token of the model's own logits."""
     ANY = auto()
     """Rows draw, or have penalties."""
+    SCORED_LIKELIEST = auto()
+    SCORED = auto()
+    """Like `ANY`."""
+
+    @property
+    def has_parameters(self) -> bool:
+        return self in (Choice.ANY, Choice.SCORED)
+
+    @property
+    def is_scored(self) -> bool:
+        """True if rows want log-probabilities, or logits."""
+        return self in (Choice.SCORED_LIKELIEST, Choice.SCORED)
+
+
+class ChosenTokens(NamedTuple):
+    """The tokens of a step, on the device; they stay for the next few turns.
+
+    Attributes:
+        token_ids: [num_rows] int64.
+        usable: [num_rows] bool; false where the row's logits were NaN or infinite.
+        scores: [num_rows, ...] int32, as `read_scores` takes them; None: nobody asked.
+    """
+
+    token_ids: Tensor
+    usable: Tensor
+    scores: Tensor | None = None
 
 
 class SlotColumn(NamedTuple):
@@ -72,6 +106,7 @@ class RecordedSampler:
         self._turn = 0
         row_bytes = -(-num_token_bytes(max_rows) // _UNIT) * _UNIT
         self._ring = torch.zeros(_NUM_TURNS, row_bytes, dtype=torch.uint8, device=table.device)
+        self._scores = ScorePlaces(new_scores(_NUM_TURNS, max_rows, table.device), sampler.scores_are_logprobs)
 
     @property
     def columns(self) -> dict[str, SlotColumn]:
@@ -86,7 +121,11 @@ class RecordedSampler:
     def choice(self, slots: np.ndarray, positions: np.ndarray) -> Choice | None:
         """Returns how a recording may choose the tokens of a step; None: its logits have to be sampled elsewhere."""
         asks = self._sampler.asks_of_device(SampleBatch(slots, positions, self._table))
-        return None if asks is None else Choice.ANY if asks else Choice.LIKELIEST
+        if asks is None:
+            return None
+        if asks.scores:
+            return Choice.SCORED if asks.parameters else Choice.SCORED_LIKELIEST
+        return Choice.ANY if asks.parameters else Choice.LIKELIEST
 
     def next_turn(self) -> int:
         """Returns the place of the next step's tokens in the ring."""
@@ -101,11 +140,15 @@ class RecordedSampler:
         if not self._ops.is_recordable(logits):
             return False
         table = self._table
+        scores = self._scores if rows.choice.is_scored else None
         self._ops.choose(
-            logits, rows.parameters, TokenPlaces(table.token_ids, table.memory, rows.places, self._ring, rows.turn)
+            logits,
+            rows.parameters,
+            TokenPlaces(table.token_ids, table.memory, rows.places, self._ring, rows.turn, scores),
         )
         return True
 
-    def tokens(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Returns the ids [num_rows] of the last turn, and whether each is usable; they stay for the next few turns."""
-        return tokens_in(self._ring[self._turn], num_rows)
+    def tokens(self, num_rows: int, choice: Choice) -> ChosenTokens:
+        """Returns the tokens of the last turn, which were chosen in this way."""
+        scores = self._scores.ring[self._turn, :num_rows] if choice.is_scored else None
+        return ChosenTokens(*tokens_in(self._ring[self._turn], num_rows), scores)

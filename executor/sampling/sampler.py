@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
+from quire.executor.sampling.parted_sampling import ChosenRows, PartedLogprobs, sample_in_parts
 from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.sampling_feature import FollowingMask, LogitsFeature, Mask, SampleBatch
 from quire.executor.sampling.temperature import Temperature
@@ -32,6 +34,18 @@ from quire.ops.sampling import new_tokens
 _NO_ROWS = np.empty(0, np.int64)
 
 
+class DeviceAsks(NamedTuple):
+    """What rows want of a device that samples.
+
+    Attributes:
+        parameters: more than the likeliest token; `Sampler.columns` say what it is.
+        scores: log-probabilities, or logits.
+    """
+
+    parameters: bool
+    scores: bool
+
+
 class Sampled:
     """The tokens of one step, on the device and on their way to the host; one for each row of logits.
 
@@ -42,13 +56,14 @@ class Sampled:
         slots: [num_rows] int64, on the host; -1 where the request has left its slot since.
         reasons: by row that has left its slot, the result of `Sampler.why_nothing_fits` before.
         forbidden: rows whose token a mask had forbidden; known once the tokens are known.
+        without_memory: rows for which the device had none.
     """
 
     def __init__(
         self,
         slots: np.ndarray,
         chosen: tuple[torch.Tensor, torch.Tensor],
-        logprobs: StepLogprobs | None,
+        logprobs: StepLogprobs | PartedLogprobs | None,
         transfers: Transfers,
     ) -> None:
         """Takes the tokens as `chosen`, and further rows of them behind, which are padding."""
@@ -60,6 +75,7 @@ class Sampled:
         self.logprobs = logprobs
         self.reasons: dict[int, str | DeadEnd | None] = {}
         self.forbidden: list[int] = []
+        self.without_memory: list[int] = []
         self._transfer = transfers.to_host(chosen)
 
     @cached_property
@@ -139,7 +155,7 @@ class Sampler:
         self._is_greedy = np.ones(max_num_seqs, np.int8)
         self._of_device = self._bits(Penalties, Temperature, MinP, TopK, TopP)
         self._delays = self._bits(MinTokens)
-        self._of_host = (1 << len(self._features)) - 1 & ~(self._of_device | self._delays) | self._asks
+        self._of_host = (1 << len(self._features)) - 1 & ~(self._of_device | self._delays)
 
     def admit(self, request: NewSlot) -> None:
         """Adds the parameters of a request that enters a slot."""
@@ -160,6 +176,24 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Samples tokens for `logits` [num_rows, vocab_size] of any float type, which may be changed in place."""
+        chosen, logprobs = self._sample_rows(logits, batch)
+        return self._launch(Sampled(batch.slots, chosen, logprobs, self._transfers))
+
+    def sample_in_parts(self, logits: torch.Tensor, batch: SampleBatch, release: Callable[[], None]) -> Sampled:
+        """Samples tokens where memory does not suffice for all rows; see `parted_sampling.sample_in_parts`."""
+        chosen, logprobs, failed = sample_in_parts(self._sample_rows, logits, batch, release)
+        sampled = Sampled(batch.slots, chosen, logprobs, self._transfers)
+        sampled.without_memory = failed
+        return self._launch(sampled)
+
+    def _launch(self, sampled: Sampled) -> Sampled:
+        """Keeps what was sampled until it is collected, and for masks that follow it."""
+        self._launched.append(sampled)
+        if int(np.bitwise_or.reduce(self._wanted[sampled.slots])) & self._following:
+            self._unsettled = sampled
+        return sampled
+
+    def _sample_rows(self, logits: torch.Tensor, batch: SampleBatch) -> ChosenRows:
         wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
         asked = np.flatnonzero(self._logprobs.used(batch)) if wanted & self._asks else _NO_ROWS
         if wanted & self._following:
@@ -177,11 +211,7 @@ class Sampler:
         logprobs = None
         if values is not None:
             logprobs = self._logprobs.of(values, batch.take(asked), asked, _rows(chosen[0], asked))
-        sampled = Sampled(batch.slots, chosen, logprobs, self._transfers)
-        self._launched.append(sampled)
-        if wanted & self._following:
-            self._unsettled = sampled
-        return sampled
+        return ChosenRows(chosen, logprobs)
 
     @property
     def columns(self) -> dict[str, tuple[np.ndarray, float]]:
@@ -201,21 +231,29 @@ class Sampler:
             "presence": (penalties.presence, 0),
         }
 
-    def asks_of_device(self, batch: SampleBatch) -> bool | None:
-        """Returns True if rows of the step want more than the likeliest token, and `columns` say what it is; None if
-        they want what only `sample` does.
-        """
+    @property
+    def scores_are_logprobs(self) -> bool:
+        """True if scores are log-probabilities, not logits."""
+        return self._logprobs.are_logprobs
+
+    def asks_of_device(self, batch: SampleBatch) -> DeviceAsks | None:
+        """Returns what rows of the step want of a device; None if they want what only `sample` does."""
         wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
         if wanted & self._of_host or (wanted & self._delays and self._min_tokens.used(batch).any()):
             return None
-        return bool(wanted & (self._of_device | self._draws))
+        if wanted & self._asks and not self._logprobs.can_be_recorded(batch):
+            return None
+        return DeviceAsks(bool(wanted & (self._of_device | self._draws)), bool(wanted & self._asks))
 
-    def take(self, chosen: tuple[torch.Tensor, torch.Tensor], slots: np.ndarray) -> Sampled:
+    def take(
+        self, chosen: tuple[torch.Tensor, torch.Tensor], slots: np.ndarray, scores: torch.Tensor | None = None
+    ) -> Sampled:
         """Takes the tokens of a step whose rows were sampled on the device, with rows of padding behind.
 
-        Nothing writes `chosen` until they are collected.
+        `scores` are those of `ChosenTokens`. Nothing writes the tensors until they are collected.
         """
-        sampled = Sampled(slots, chosen, None, self._transfers)
+        logprobs = None if scores is None else self._logprobs.taken(scores, slots)
+        sampled = Sampled(slots, chosen, logprobs, self._transfers)
         self._launched.append(sampled)
         return sampled
 

@@ -42,10 +42,9 @@ class ChoiceColumns:
         rows = RowParameters(slots=slots, positions=positions.of(mirror.there), **there)
         turn_there = turn.of(mirror.there)
         self._chosen = {
-            Choice.LIKELIEST: ChosenRows(Choice.LIKELIEST, None, places, turn_there),
-            Choice.ANY: ChosenRows(Choice.ANY, rows, places, turn_there),
+            each: ChosenRows(each, rows if each.has_parameters else None, places, turn_there) for each in Choice
         }
-        self._num_bytes = {Choice.LIKELIEST: turn.stop, Choice.ANY: [positions, *others][-1].stop}
+        self._num_bytes = {False: turn.stop, True: [positions, *others][-1].stop}  # with parameters or without
 
     def fill(self, slots: np.ndarray, positions: np.ndarray) -> tuple[ChosenRows, int] | None:
         """Writes the parameters of a step whose rows sample tokens at `positions` [num_rows].
@@ -56,13 +55,13 @@ class ChoiceColumns:
         if choice is None:
             return None
         self._turn[0] = self._sampler.next_turn()
-        if choice is Choice.ANY:
+        if choice.has_parameters:
             self._positions[:] = positions
             for column, values in zip(self._values, self._sources, strict=True):
                 column[:] = values[slots]
             for rest, neutral in self._padding:
                 rest[:] = neutral
-        return self._chosen[choice], self._num_bytes[choice]
+        return self._chosen[choice], self._num_bytes[choice.has_parameters]
 
 
 def choice_columns(sampler: RecordedSampler, start: int, num_padded: int) -> list[StepColumn]:

@@ -64,7 +64,8 @@ class DecodeInputs:
     One copy brings a step's columns to the device. All batches share memory, so a batch is valid until the next is
     built. Steps of one shape have their columns in the same places.
 
-    A row of padding has one token, in a page that belongs to nobody. It has no place among the tokens that are sampled.
+    A row of padding has one token, in a page that belongs to nobody, and no state. It has no place among the tokens
+    that are sampled.
 
     Args:
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
@@ -184,7 +185,7 @@ class DecodeInputs:
         padding = [
             (each[rest], place) for each, place in zip((places, next_places), self._table.spare_places, strict=True)
         ]
-        padding += [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 1), (seq_lens[rest], 1)]
+        padding += [(slots[rest], -1), (positions[rest], 0), (is_new[rest], 1), (lens[rest], 1), (seq_lens[rest], 1)]
         padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
         padding += [(table[rest, 0], spare) for table in tables]
         padding += [(state_table[rest], 0) for state_table in state_tables]

@@ -1,15 +1,17 @@
 """Runs steps: a plan in, sampled tokens and other outputs of its rows out. Owns the heads of one rank."""
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import pad
 
 from quire.core.trace import NO_SPANS, Spans
 from quire.core.wire.protocol import StepPlan, StepResult
+from quire.core.wire.row_outputs import OutputKind
 from quire.executor.models.base import LayerTaps
 from quire.executor.step.forward import Forward
-from quire.executor.step.heads.head import Heads, PendingOutput, rows_by_kind
+from quire.executor.step.heads.head import Head, HeadRow, Heads, PendingOutput, rows_by_kind
 from quire.executor.step.input_batch import without_padding
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_sequences import RecordedSequences
@@ -103,7 +105,18 @@ class ModelRunner:
     def _launch_plain(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, set[int]]:
         with self._spans.span("forward"):
             output, failed = self._compute_logits(plan, inputs)
-        return self._sample(ForwardPass(plan, inputs.batch, output.logits, tokens=output.tokens)), failed
+
+        def compute_again() -> torch.Tensor:
+            nonlocal failed
+            if output.logits.dtype != torch.float32:
+                return output.logits  # sampling changes copies; masks may be applied again
+            assert self._parts is not None
+            logits, more = self._parts.logits(plan, is_plain=_is_plain(inputs))
+            failed |= more
+            return logits
+
+        forward = ForwardPass(plan, inputs.batch, output.logits, tokens=output.tokens)
+        return self._sample(forward, compute_again), failed
 
     def _compute_logits(self, plan: StepPlan, inputs: Inputs) -> tuple[StepOutput, set[int]]:
         """Returns the output for the wanted tokens, and the rows of the plan for which there is no memory."""
@@ -128,12 +141,28 @@ class ModelRunner:
             logits = self._forward.wanted_logits(padded, batch) if len(batch.wanted_slots) else padded[:0]
         hidden, outputs_of = without_padding(padded, batch), {} if taps is None else taps.outputs
         seen = {layer: without_padding(output, batch) for layer, output in outputs_of.items()}
-        rows = self._sample(ForwardPass(plan, batch, without_padding(logits, batch), hidden, seen))
+        forward = ForwardPass(plan, batch, without_padding(logits, batch), hidden, seen)
+        rows = self._sample(forward, lambda: without_padding(self._forward.wanted_logits(padded, batch), batch))
         outputs: list[PendingOutput] = []
         for kind, wanting in rows_by_kind(plan, hidden).items():
             with self._spans.span("score"):
-                outputs += self._heads[kind].launch(wanting, self._inputs.table)
+                # Scores of prompts need memory for logits, each for its own; vectors of rows go together.
+                parts = [[row] for row in wanting] if kind is OutputKind.PROMPT_LOGPROBS else [wanting]
+                for part in parts:
+                    own = self._launch_head(self._heads[kind], part)
+                    outputs += own or []
+                    failed |= {row.row for row in part} if own is None else set()
         return rows, [output for output in outputs if output.row not in failed], failed
+
+    def _launch_head(self, head: Head, rows: list[HeadRow]) -> list[PendingOutput] | None:
+        """Returns the outputs of rows that have one already; None if there is no memory for them."""
+        try:
+            return head.launch(rows, self._inputs.table)
+        except torch.OutOfMemoryError:
+            if self._parts is None:
+                raise
+        self._parts.release()
+        return None
 
     def _compute_hidden(self, plan: StepPlan, inputs: Inputs, taps: LayerTaps | None) -> tuple[torch.Tensor, set[int]]:
         """Returns the hidden states of all tokens, and the rows of the plan for which there is no memory."""
@@ -151,9 +180,9 @@ class ModelRunner:
         values, failed = self._parts.hidden(plan, is_plain=_is_plain(inputs))
         return pad(values, (0, 0, 0, len(inputs.batch.token_ids) - len(values))), failed
 
-    def _sample(self, forward: ForwardPass) -> SampledRows | None:
+    def _sample(self, forward: ForwardPass, compute_again: Callable[[], torch.Tensor]) -> SampledRows | None:
         with self._spans.span("sample"):
-            return self._rows.launch(forward)
+            return self._rows.launch(forward, compute_again)
 
 
 def _is_plain(inputs: Inputs) -> bool:

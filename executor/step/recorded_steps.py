@@ -14,7 +14,7 @@ import torch
 
 from quire.core.config.graphs import GraphConfig
 from quire.executor.recordings import MAX_RECORDINGS, round_up, rules_for
-from quire.executor.sampling.recorded_sampler import Choice, RecordedSampler
+from quire.executor.sampling.recorded_sampler import Choice, ChosenTokens, RecordedSampler
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import InputBatch, StepShape
 from quire.ops.backend import Backend
@@ -26,12 +26,11 @@ class StepOutput(NamedTuple):
 
     Attributes:
         logits: [num_rows, vocab_size].
-        tokens: the tokens that the step has chosen and written to the request table, as `RecordedSampler.tokens`
-            returns them; None: none yet.
+        tokens: the tokens that the step has chosen and written to the request table; None: none yet.
     """
 
     logits: torch.Tensor
-    tokens: tuple[torch.Tensor, torch.Tensor] | None = None
+    tokens: ChosenTokens | None = None
 
 
 class _Key(NamedTuple):
@@ -53,7 +52,6 @@ class RecordedSteps:
     Args:
         max_seq_len: of all sequences.
         graphs: the user's choice of steps, where recordings are CUDA graphs.
-        can_pad: a step may have rows of padding.
         is_paused: called at each step; while it returns True, no recording is made or used.
         sampler: chooses tokens inside of recordings; None: they have logits alone.
     """
@@ -66,7 +64,6 @@ class RecordedSteps:
         *,
         graphs: GraphConfig = GraphConfig(),
         enabled: bool = True,
-        can_pad: bool = True,
         is_paused: Callable[[], bool] = lambda: False,
         sampler: RecordedSampler | None = None,
     ) -> None:
@@ -75,7 +72,6 @@ class RecordedSteps:
         self._max_seq_len = max_seq_len
         self._rules = rules_for(ops.recording_rules, graphs)
         self._enabled = enabled and graphs.is_enabled
-        self._can_pad = can_pad
         self._is_paused = is_paused
         self._sampler = sampler
         self._table_memory: torch.Tensor | None = None  # from which recordings read tokens
@@ -87,9 +83,8 @@ class RecordedSteps:
         """Returns the shape of a step with `num_rows` rows, the longest of `longest` tokens."""
         if not self._enabled:
             return StepShape(num_rows, self._max_seq_len)
-        row_counts = self._rules.row_counts if self._can_pad else ()
         max_seq_len = round_up(longest, self._rules.max_seq_lens, self._max_seq_len)
-        return StepShape(round_up(num_rows, row_counts, num_rows), min(max_seq_len, self._max_seq_len))
+        return StepShape(round_up(num_rows, self._rules.row_counts, num_rows), min(max_seq_len, self._max_seq_len))
 
     def run(self, batch: InputBatch) -> StepOutput | None:
         """Runs a batch of `DecodeInputs`, from a recording if there is one; None if it cannot be recorded."""
@@ -157,10 +152,10 @@ class RecordedSteps:
         self._sampler = None
         return False
 
-    def _tokens(self, key: _Key) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _tokens(self, key: _Key) -> ChosenTokens | None:
         if key.choice is None or self._sampler is None:
             return None
-        return self._sampler.tokens(key.shape.num_rows)
+        return self._sampler.tokens(key.shape.num_rows, key.choice)
 
     def _forget_other_memory(self, batch: InputBatch) -> None:
         """Drops all recordings if the request table, from which they read, has grown out of its memory."""

@@ -1,9 +1,12 @@
 """Samples the new tokens of each row of a step, and proposes drafts for the tokens after them."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.core.wire.protocol import StepResult
 from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
@@ -11,10 +14,13 @@ from quire.executor.sampling.grammar.masks import DeadEnd
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.drafting.drafter import Drafter
-from quire.executor.step.drafts import num_accepted
+from quire.executor.step.drafts import Proposal, num_accepted
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.short_memory import NO_MEMORY
 from quire.executor.step.speculator import ForwardPass, SampledTokens
 from quire.executor.transfers import Transfer, Transfers, to_device
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,16 +61,28 @@ class RowSampler:
 
     Args:
         drafter: proposes drafts; None: no drafts.
+        release: returns to the device the memory that nothing uses; None: a step without enough memory ends the engine.
     """
 
-    def __init__(self, sampler: Sampler, table: RequestTable, transfers: Transfers, drafter: Drafter | None) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        table: RequestTable,
+        transfers: Transfers,
+        drafter: Drafter | None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
         self._sampler = sampler
         self._table = table
         self._transfers = transfers
         self._drafter = drafter
+        self._release = release
 
-    def launch(self, forward: ForwardPass) -> SampledRows | None:
-        """Samples from the step's logits, and writes tokens and drafts into the table; None if no row wants a token."""
+    def launch(self, forward: ForwardPass, compute_again: Callable[[], Tensor]) -> SampledRows | None:
+        """Samples from the step's logits, and writes tokens and drafts into the table; None if no row wants a token.
+
+        `compute_again` returns the step's logits as they were, if sampling has changed some and needs them again.
+        """
         batch = forward.batch
         if not len(batch.wanted_slots):
             if self._drafter is not None and self._drafter.sees_all_steps:
@@ -72,9 +90,9 @@ class RowSampler:
                 sampled_nothing = SampledTokens(
                     nothing, nothing, to_device(nothing, self._table.device), nothing.astype(bool)
                 )
-                self._drafter.propose(forward, sampled_nothing, self._table)
+                self._proposal(self._drafter, forward, sampled_nothing)
             return None
-        sampled = self._sample(forward)
+        sampled = self._sample(forward, compute_again)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
         drafter = self._drafter if self._drafter is not None and self._drafter.acts_in(forward.plan) else None
         if drafter is None and len(num_wanted) == len(batch.wanted_slots):
@@ -85,25 +103,54 @@ class RowSampler:
             self._propose(drafter, forward, num_tokens, num_drafts)
         return SampledRows(num_wanted, batch.num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
 
-    def _sample(self, forward: ForwardPass) -> Sampled:
+    def _sample(self, forward: ForwardPass, compute_again: Callable[[], Tensor]) -> Sampled:
         """Returns the tokens of all wanted positions, which the table then has."""
         batch = forward.batch
         # Copies: a logits processor may hold the arrays, and the next step may overwrite them.
         slots = batch.wanted_slots.copy()
         if forward.tokens is not None:
-            return self._sampler.take(forward.tokens, slots)
+            token_ids, usable, scores = forward.tokens
+            return self._sampler.take((token_ids, usable), slots, scores)
         samples = SampleBatch(slots, batch.wanted_positions.copy(), self._table)
-        logits = forward.logits
-        if self._drafter is not None and self._drafter.reads.logits:
-            logits = logits.clone()
-        sampled = self._sampler.sample(logits, samples)
+        sampled = self._attempt(forward.logits, samples)
+        if sampled is None:
+            assert self._release is not None
+            self._release()  # not before: the error holds the memory of the attempt
+            sampled = self._sampler.sample_in_parts(compute_again(), samples, self._release)
+            logger.warning(
+                "a step was sampled in parts, because the device has little memory left; %d rows of logits failed",
+                len(sampled.without_memory),
+            )
         # On the device, so that the next step can read the tokens before the host does.
         self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids, batch.wanted_places)
         return sampled
 
-    def _propose(
-        self, drafter: Drafter, forward: ForwardPass, num_tokens: torch.Tensor, num_drafts: torch.Tensor
-    ) -> None:
+    def _attempt(self, logits: Tensor, samples: SampleBatch) -> Sampled | None:
+        """The tokens of all rows, or None if the memory does not suffice."""
+        try:
+            if self._drafter is not None and self._drafter.reads.logits:
+                logits = logits.clone()
+            return self._sampler.sample(logits, samples)
+        except torch.OutOfMemoryError:
+            if self._release is None:
+                raise
+        return None
+
+    def _proposal(self, drafter: Drafter, forward: ForwardPass, sampled: SampledTokens) -> Proposal | None:
+        """The drafts of a step, or None if the memory for them does not suffice: requests go on without drafts.
+
+        A draft model then lacks keys of the step's tokens, so later drafts may be worse. Outputs are the same.
+        """
+        try:
+            return drafter.propose(forward, sampled, self._table)
+        except torch.OutOfMemoryError:
+            if self._release is None:
+                raise
+        self._release()
+        logger.warning("a step has no drafts, because the device has little memory left")
+        return None
+
+    def _propose(self, drafter: Drafter, forward: ForwardPass, num_tokens: Tensor, num_drafts: Tensor) -> None:
         """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them."""
         batch, device = forward.batch, num_tokens.device
         rows = np.flatnonzero(batch.num_wanted)
@@ -116,9 +163,9 @@ class RowSampler:
             limits[: len(forward.plan.draft_limits)] = forward.plan.draft_limits
             wants_drafts = wants_drafts & (limits > 0)
         sampled = SampledTokens(rows, slots, num_known, wants_drafts, limits)
-        proposal = drafter.propose(forward, sampled, self._table)
+        proposal = self._proposal(drafter, forward, sampled)
         asked = np.flatnonzero(wants_drafts)
-        if not len(asked):
+        if proposal is None or not len(asked):
             return
         index = to_device(asked, device)
         num_columns = int(batch.wanted_positions.max()) + 1 + proposal.token_ids.shape[1]
@@ -165,6 +212,9 @@ class RowSampler:
     def _blame(self, rows: SampledRows, unusable: list[int], result: StepResult) -> None:
         """Records in `result` why some of the sampled rows, by index among them, have no token."""
         for index in unusable:
+            if int(rows.firsts[index]) in rows.sampled.without_memory:
+                result.outputs.append((rows.row(index), NO_MEMORY))
+                continue
             match self._sampler.why_unusable(rows.sampled, int(rows.firsts[index])):
                 case None:
                     message = "The model's logits were NaN or infinite for this request."

@@ -106,7 +106,6 @@ def build_runner(
         table.max_seq_len,
         graphs=config.graphs,
         enabled=can_record,
-        can_pad=not memory.states,  # padding has no state
         is_paused=is_profiled,
         sampler=recorded_sampler,
     )
@@ -147,17 +146,20 @@ def build_runner(
         OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
         OutputKind.POOLED: Pooler(vector_heads, transfers, forward.compute_logits, spec.vocab_size),
     }
+    parts = None
+    if not sequences.is_divided and not has_peers:
+        parts = _parts(config, memory, forward, is_cached=is_cached)
     return ModelRunner(
         forward,
         recorded,
         inputs(sampler, *heads.values(), *([] if drafts is None else [drafts])),
-        RowSampler(sampler, table, transfers, drafts),
+        RowSampler(sampler, table, transfers, drafts, None if parts is None else parts.release),
         heads,
         transfers,
         spans,
         ForwardReads() if drafts is None else drafts.reads,
         None if drafts is None or not memory.states else StateRewind(forward, memory.states, table),
-        _parts(config, memory, forward, is_cached=is_cached) if not sequences.is_divided and not has_peers else None,
+        parts,
         None
         if is_cached
         else RecordedSequences(

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.core.wire.protocol import NewSlot, StepPlan
+from quire.executor.sampling.recorded_sampler import ChosenTokens
 from quire.executor.step.drafts import Proposal
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.request_table import RequestTable
@@ -49,7 +50,7 @@ class ForwardPass(NamedTuple):
     logits: Tensor
     hidden: Tensor | None = None
     layers: Mapping[int, Tensor] = {}
-    tokens: tuple[Tensor, Tensor] | None = None
+    tokens: ChosenTokens | None = None
 
 
 class SampledTokens(NamedTuple):

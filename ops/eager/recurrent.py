@@ -20,6 +20,7 @@ from quire.ops.recurrent import (
     ScanCall,
     SsdCall,
     StateRows,
+    store_states,
 )
 
 CHUNK = 64
@@ -189,7 +190,8 @@ def _by_row(
     lengths = starts.diff()
     if len(lengths) == len(inputs[0]):  # a decode step, of which nothing has to be known on the host
         before = _zero(state[rows.slots], rows.is_new)
-        out, state[rows.slots] = compute(*(x.unsqueeze(1) for x in inputs), before, torch.ones_like(rows.slots))
+        out, after = compute(*(x.unsqueeze(1) for x in inputs), before, torch.ones_like(rows.slots))
+        store_states(state, rows, after)
         return out.squeeze(1)
     outputs: list[tuple[Tensor, Tensor]] = []
     for chosen in ((lengths == 1).nonzero().flatten(), (lengths > 1).nonzero().flatten()):

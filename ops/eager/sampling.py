@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from quire.ops.eager import likely_tokens
+from quire.ops.eager.token_order import ordered_keys
 from quire.ops.host_arrays import to_device
 from quire.ops.random import uniforms, uniforms_of
-from quire.ops.sampling import RowParameters, SamplingOperations, TokenPlaces, tokens_in
+from quire.ops.sampling import MAX_SCORED, RowParameters, SamplingOperations, TokenPlaces, tokens_in
 
 _CHUNK = 512
 """Tokens per chunk. Running sums over the chunks, then within one chunk, replace one over the whole vocabulary."""
@@ -50,6 +51,19 @@ class EagerSampling(SamplingOperations):
         for out, values in zip(tokens_in(packed[0], len(logits)), (token_ids, usable), strict=True):
             out.copy_(values)
         to.ring.index_copy_(0, to.turn, packed)
+        if to.scores is not None:
+            scores = _scores(logits.float(), token_ids, are_logprobs=to.scores.are_logprobs)
+            to.scores.ring[:, : len(logits)].index_copy_(0, to.turn, scores.unsqueeze(0))
+
+
+def _scores(logits: Tensor, token_ids: Tensor, *, are_logprobs: bool) -> Tensor:
+    """A turn of the ring of `ScorePlaces`."""
+    values = logits.log_softmax(-1) if are_logprobs else logits
+    own = values.gather(1, token_ids.unsqueeze(1))
+    shown = ordered_keys(values).topk(MAX_SCORED, dim=-1).indices
+    ids = torch.cat((token_ids.unsqueeze(1), shown), 1)
+    place = (values > own).sum(-1, keepdim=True) + 1
+    return torch.cat((ids.int(), values.gather(1, ids).view(torch.int32), place.int()), 1)
 
 
 def _choose(logits: Tensor, rows: RowParameters, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.host_arrays import to_device
 from quire.ops.sampling import RowParameters, TokenPlaces, new_tokens
-from quire.ops.triton import likely_tokens, recorded_sampling
+from quire.ops.triton import likely_tokens, recorded_sampling, token_logprobs
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.tiles import FLOATS, UNIT, USUAL, VECTOR, are_aligned, are_whole
 from quire.ops.triton.variants import Variant
@@ -212,6 +212,7 @@ class TritonSampling(EagerSampling):
     def choose(self, logits: Tensor, parameters: RowParameters | None, to: TokenPlaces) -> None:
         if not _are_rows(logits):
             return super().choose(logits, parameters, to)
+        raw = logits
         if parameters is None:
             token_ids, usable = self.likeliest(logits)
         else:
@@ -222,6 +223,8 @@ class TritonSampling(EagerSampling):
             token_ids, usable = self.draw_at(logits, parameters.starts, parameters.positions)
             _find_likeliest(logits, parameters.is_greedy, token_ids, usable.view(torch.int8))
         recorded_sampling.deliver(token_ids, usable.view(torch.int8), to)
+        if to.scores is not None:
+            token_logprobs.score(raw, token_ids, to.turn, to.scores)
         return None
 
 

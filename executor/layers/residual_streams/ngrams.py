@@ -21,7 +21,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import VocabEmbedding, VocabularyWeight
 from quire.executor.weights.joined import JoinedWeights
 from quire.executor.weights.readers import Shard
-from quire.ops.recurrent import StateRows
+from quire.ops.recurrent import StateRows, store_states
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -89,8 +89,10 @@ class NGramHash:
             mixed = mixed ^ other.masked_fill(is_cut, self._end) * self._factors[shift]
             names.append(mixed.unsqueeze(1) % self._sizes[shift - 1] + self._starts[shift - 1])
         is_decode = len(token_ids) == len(rows.starts) - 1
-        latest = windows if is_decode else windows[(rows.starts[1:] - 1).to(windows.device)]
-        state[rows.slots] = latest[:, 1:]
+        if is_decode:
+            store_states(state, rows, windows[:, 1:])
+        else:
+            state[rows.slots] = windows[(rows.starts[1:] - 1).to(windows.device), 1:]
         return torch.cat(names, dim=1)
 
     def _windows(self, token_ids: Tensor, before: Tensor, rows: StateRows) -> Tensor:

@@ -198,7 +198,7 @@ class _SoftPrompts:
 
 def _slots_there(step: StepContext, length: int) -> DeviceRows:
     """The rows of one token on the device, each with the `length` keys in its slot."""
-    slots = step.rows.slots
+    slots = step.rows.slots.clamp(min=0)  # padding reads what another has
     starts = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
     return DeviceRows(starts, torch.full_like(slots, length, dtype=torch.int32), slots.int()[:, None], 1, length)
 

@@ -199,7 +199,8 @@ class RowByRow:
         if layer.state is not None:
             slot, is_new = step.rows.slots[row], bool(step.rows.is_new[row])
             for (kind, index), tensor in zip(layer.states, step.states[layer.state], strict=True):
-                view.take_state(kind, index, tensor[slot : slot + 1], is_new)
+                own = tensor[slot : slot + 1] if slot >= 0 else torch.zeros_like(tensor[:1])  # padding has none
+                view.take_state(kind, index, own, is_new)
         return view
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.sampling.recorded_sampler import Choice, ChosenRows, RecordedSampler
@@ -73,11 +74,40 @@ def test_tokens_are_those_of_the_sampler(sampler: Sampler, table: RequestTable) 
         choice = recorded.choice(slots, positions)
         assert choice is Choice.ANY
         assert recorded.choose(logits, rows_of(recorded, table, choice, slots, positions))
-        token_ids, usable = recorded.tokens(35)
+        token_ids, usable, scores = recorded.tokens(35, choice)
+        assert scores is None
         assert token_ids.tolist() == expected.token_ids.tolist()
         assert usable.all()
         assert table.gather(slots, positions).tolist() == token_ids.tolist()
         positions = positions + 1
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_scores_are_those_of_the_sampler(table: RequestTable, mode: LogprobsMode, temperature: float) -> None:
+    sampler = Sampler(NUM_SLOTS, VOCAB_SIZE, [2], ops=EagerBackend(PlainLinear()), logprobs_mode=mode)
+    slots = np.arange(9)
+    for slot in slots.tolist():
+        admit(sampler, table, slot, temperature=temperature, logprobs=(None, 0, 3, 20)[slot % 4])
+    recorded = RecordedSampler(sampler, RecordableSampling(), table, 12)
+    positions = len(PROMPT) + slots % 7
+    logits = (2 * torch.randn(9, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))).bfloat16()
+    expected = sampler.sample(logits.clone(), SampleBatch(slots, positions, table))
+    choice = recorded.choice(slots, positions)
+    assert choice is (Choice.SCORED if temperature else Choice.SCORED_LIKELIEST)
+    assert recorded.choose(logits, rows_of(recorded, table, choice, slots, positions))
+    token_ids, usable, scores = recorded.tokens(9, choice)
+    taken = sampler.take((token_ids, usable), slots, scores)
+    assert taken.logprobs is not None
+    assert expected.logprobs is not None
+    assert [place for place, _ in taken.logprobs.rows()] == [1, 2, 3, 5, 6, 7]
+    assert taken.logprobs.rows() == expected.logprobs.rows()
+
+
+def test_processed_scores_are_left_to_the_sampler(table: RequestTable) -> None:
+    sampler = Sampler(NUM_SLOTS, VOCAB_SIZE, [2], ops=EagerBackend(PlainLinear()), logprobs_mode="processed_logprobs")
+    admit(sampler, table, 0, logprobs=2)
+    assert RecordedSampler(sampler, RecordableSampling(), table, 2).choice(np.array([0]), np.array([6])) is None
 
 
 CHOICES: list[tuple[dict[str, Any], Choice | None]] = [
@@ -87,7 +117,11 @@ CHOICES: list[tuple[dict[str, Any], Choice | None]] = [
     ({"temperature": 0.0, "presence_penalty": 1}, Choice.ANY),
     ({"temperature": 0.0, "min_tokens": 2}, Choice.LIKELIEST),
     ({"temperature": 0.0, "min_tokens": 20}, None),
-    ({"logprobs": 0}, None),
+    ({"logprobs": 0}, Choice.SCORED),
+    ({"logprobs": 20, "temperature": 0.0}, Choice.SCORED_LIKELIEST),
+    ({"logprobs": 21}, None),
+    ({"logprobs": -1}, None),
+    ({"logprob_token_ids": [3, 4]}, None),
     ({"logit_bias": {3: 1.0}}, None),
     ({"allowed_token_ids": [3, 4]}, None),
     ({"bad_words_token_ids": [[3]]}, None),
@@ -114,7 +148,7 @@ def test_the_tokens_of_a_step_stay_while_others_run(sampler: Sampler, table: Req
         logits = torch.zeros(1, VOCAB_SIZE)
         logits[0, token] = 1
         assert recorded.choose(logits, rows_of(recorded, table, Choice.LIKELIEST, slots, positions))
-        steps.append(recorded.tokens(1)[0])
+        steps.append(recorded.tokens(1, Choice.LIKELIEST).token_ids)
     assert [step.item() for step in steps] == list(range(6))
 
 

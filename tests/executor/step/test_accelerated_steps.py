@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from quire.core.config.cache import CacheConfig
-from quire.core.wire.protocol import EngineRequest, StepPlan
+from quire.core.wire.protocol import EngineRequest, RequestDelta, StepPlan
+from quire.core.wire.row_outputs import TokenLogprobs
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.worker import Worker
@@ -24,6 +25,7 @@ from quire.ops.eager.sampling import EagerSampling
 from quire.ops.sampling import new_tokens
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.graphs import RULES
+from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.pretend_device import Launches, PretendDevice
 from tests.executor.step.test_model_runner import (
     NUM_BLOCKS,
@@ -35,6 +37,7 @@ from tests.executor.step.test_model_runner import (
     start_worker,
     tokens_of,
 )
+from tests.executor.step.test_sameness import start as serve
 
 torch.set_num_threads(1)
 
@@ -128,19 +131,20 @@ def device_requests() -> list[EngineRequest]:
         {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "seed": -8},
         {"presence_penalty": 0.6, "repetition_penalty": 1.3},
         {"temperature": 0.7, "min_p": 0.05, "frequency_penalty": 0.3, "seed": 5},
+        {"temperature": 1.1, "seed": 7, "logprobs": 4},
     ]
-    return [request(str(i), prompt_of(i, 1 + 7 * i % 40), max_tokens=20 + i, **kinds[i % 5]) for i in range(12)]
+    return [request(str(i), prompt_of(i, 1 + 7 * i % 40), max_tokens=20 + i, **kinds[i % 6]) for i in range(12)]
 
 
 @pytest.fixture(scope="module")
-def chosen_on_the_cpu(folder: Path) -> dict[str, list[int]]:
-    return tokens_of(generate(start(folder, "cpu"), device_requests()))
+def chosen_on_the_cpu(folder: Path) -> dict[str, list[RequestDelta]]:
+    return generate(start(folder, "cpu"), device_requests())
 
 
 @pytest.mark.parametrize("num_columns", [16, 2048], ids=["growing", "large"])
 def test_recordings_choose_tokens_also_once_the_table_has_grown(
     folder: Path,
-    chosen_on_the_cpu: dict[str, list[int]],
+    chosen_on_the_cpu: dict[str, list[RequestDelta]],
     device: PretendDevice,
     monkeypatch: pytest.MonkeyPatch,
     num_columns: int,
@@ -150,8 +154,19 @@ def test_recordings_choose_tokens_also_once_the_table_has_grown(
     monkeypatch.setattr(Sampler, "sample", sample_prompts_alone)
     worker = start(folder, "cuda")
     options = {"depth": 2, "max_num_seqs": 5}
-    assert tokens_of(generate(worker, device_requests(), **options)) == chosen_on_the_cpu
+    deltas = generate(worker, device_requests(), **options)
+    assert tokens_of(deltas) == tokens_of(chosen_on_the_cpu)
+    assert {name for name in deltas if logprobs_of(deltas[name])} == {"5", "11"}
+    for name in ("5", "11"):
+        for got, expected in zip(logprobs_of(deltas[name]), logprobs_of(chosen_on_the_cpu[name]), strict=True):
+            assert got.token_ids == expected.token_ids
+            assert got.nth_likeliest == expected.nth_likeliest
+            assert got.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
     assert Again.count > 20
+
+
+def logprobs_of(deltas: list[RequestDelta]) -> list[TokenLogprobs]:
+    return [each for delta in deltas for each in delta.logprobs or []]
 
 
 _sample = Sampler.sample
@@ -188,7 +203,7 @@ def test_a_recorded_step_is_one_launch_between_two_copies(
         return step
 
     monkeypatch.setattr(worker, "launch", watched)
-    generate(worker, [one for i, one in enumerate(device_requests()) if i % 5 == kind])
+    generate(worker, [one for i, one in enumerate(device_requests()) if i % 6 == kind])
     assert len(seen) > 10
     assert all(each == (1, ["copy_", "copy_"]) for each in seen), seen
 
@@ -240,3 +255,21 @@ def attend(self: PaddedBackend, q: torch.Tensor, kv_cache: torch.Tensor, batch: 
         scores = scores.masked_fill(positions >= rows.seq_lens[row], float("-inf"))
         out.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v.float().repeat_interleave(group, 1)))
     return torch.stack(out).to(q.dtype)
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "mamba2", "qwen3.5", "bailing-hybrid", "recurrent-gemma"])
+def test_padding_has_no_states(
+    hybrid: Callable[[str], Path],  # noqa: F811
+    device: PretendDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+) -> None:
+    """Requests leave one by one, so that steps are padded, and a slot that padding wrote would show."""
+    requests = [request(str(i), prompt_of(i, 1 + 7 * (i % 3)), max_tokens=6 + 2 * i) for i in range(11)]
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 0)
+        expected = tokens_of(serve(hybrid(variant), device="cuda", caching=False).generate(requests))
+    monkeypatch.setattr(PaddedBackend, "recording_rules", RULES._replace(interval=1, row_counts=(4, 16)))
+    served = serve(hybrid(variant), device="cuda", caching=False)
+    assert tokens_of(served.generate(requests)) == expected
+    assert Again.count > 10

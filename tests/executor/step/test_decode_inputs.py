@@ -112,6 +112,8 @@ def test_padding_is_in_a_page_of_nobody(table: RequestTable) -> None:
         assert pages.slot_mapping[3] == SPARE_PAGE * BLOCK_SIZE
         assert pages.block_tables[3, 0] == pages.there.block_tables[3, 0] == SPARE_PAGE
         assert pages.there.seq_lens[3] == 1, "its outputs are numbers"
+    assert batch.rows is not None
+    assert (batch.rows.slots[3], batch.rows.is_new[3]) == (-1, True)
     assert len(batch.num_wanted) == len(batch.wanted_slots) == len(batch.wanted_positions) == 3
 
 

@@ -74,7 +74,7 @@ class Served(NamedTuple):
 
 def start(
     folder: Path, group: ParallelGroup | None = None, *, caching: bool = True, cache: CacheConfig | None = None,
-    **options: Any,
+    device: str = "cpu", **options: Any,
 ) -> Served:  # fmt: skip
     group = group or ParallelGroup()
     config = engine_config(
@@ -82,6 +82,7 @@ def start(
         limits=msgspec.structs.replace(LIMITS, block_size=BLOCK_SIZE, enable_prefix_caching=caching),
         cache=cache or CacheConfig(num_gpu_blocks_override=600, mamba_block_size=INTERVAL if caching else None),
         layout=Layout(tensor=group.size),
+        device=device,
     )
     worker = Worker(config, Rank(tensor=group.rank), group, **options)
     ready = worker.load()

@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.core.config.model import ModelConfig
 from quire.core.wire.protocol import FinishReason, RequestDelta
 from quire.executor.layers.mlp import GatedMLP
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
+from quire.executor.sampling.token_table import TokenTable
+from quire.executor.step.heads.head import HeadRow
+from quire.executor.step.heads.prompt_scorer import PromptScorer
 from quire.executor.step.short_memory import _halve, _num_wanted, _Span
 from quire.executor.worker import Worker
+from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.step.test_model_runner import (
     engine_config,
@@ -121,6 +128,66 @@ def test_one_request_fails_and_the_others_go_on(worker: Worker, monkeypatch: pyt
     assert ["no memory left for this request" in message for message in failures(deltas["bad"])] == [True]
     assert deltas.pop("bad")[-1].finish_reason is FinishReason.ERROR
     assert tokens_of(deltas) == expected
+
+
+class GreedySampler:
+    """Runs out of memory for more than `most` rows, and for any with a prompt of `prompt_len` tokens.
+
+    Logits in float32, which features change in place, are lost then.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most, self.prompt_len, self.num_raised = 100, 0, 0
+        choose = Sampler._choose
+
+        def guarded(sampler: Sampler, logits: Tensor, batch: SampleBatch, wanted: int) -> Any:
+            if len(logits) > self.most or (batch.num_prompt_tokens == self.prompt_len).any():
+                if logits.dtype == torch.float32:
+                    logits.fill_(torch.nan)
+                self.num_raised += 1
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return choose(sampler, logits, batch, wanted)
+
+        monkeypatch.setattr(Sampler, "_choose", guarded)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_sampled_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    spec = read_model_spec(folder, ModelConfig(model=str(folder), dtype=dtype))
+    worker = start_worker(engine_config(folder, spec=spec))
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 3, "top_k": 9}, {"logprobs": 2}]
+    requests = [request(str(i), prompt_of(i, 5 + 2 * i), max_tokens=6, **kinds[i % 3]) for i in range(7)]
+    whole = generate(worker, requests, enable_prefix_caching=False)
+    sampler = GreedySampler(monkeypatch)
+    sampler.most = 2
+    parted = generate(worker, requests, enable_prefix_caching=False)
+    assert sampler.num_raised
+    assert tokens_of(parted) == tokens_of(whole)
+    for name in ("2", "5"):
+        assert [each.logprobs for each in parted[name]] == [each.logprobs for each in whole[name]]
+    sampler.prompt_len = 13
+    deltas = generate(worker, requests, enable_prefix_caching=False)
+    assert ["no memory left for this request" in each for each in failures(deltas.pop("4"))] == [True]
+    del whole["4"]
+    assert tokens_of(deltas) == tokens_of(whole)
+
+
+def test_a_prompt_without_memory_for_its_scores_fails_alone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = [request(str(i), prompt_of(i, 9 + i), max_tokens=3, prompt_logprobs=1) for i in range(3)]
+    expected = generate(worker, scored)
+    score = PromptScorer._score
+
+    def guarded(self: PromptScorer, row: HeadRow, table: TokenTable) -> Any:
+        if table.num_prompt_tokens[row.slot] == 10:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return score(self, row, table)
+
+    monkeypatch.setattr(PromptScorer, "_score", guarded)
+    deltas = generate(worker, scored)
+    assert len(failures(deltas.pop("1"))) == 1
+    del expected["1"]
+    assert tokens_of(deltas) == tokens_of(expected)
+    assert {name for name in deltas if any(each.output for each in deltas[name])} == {"0", "2"}
 
 
 def test_values_of_whole_prompts_are_computed_in_parts(worker: Worker, shortage: Shortage) -> None:

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from quire.ops.eager.sampling import EagerSampling
-from quire.ops.sampling import RowParameters, TokenPlaces, num_token_bytes, tokens_in
+from quire.ops.sampling import (
+    MAX_SCORED,
+    RowParameters,
+    ScorePlaces,
+    TokenPlaces,
+    new_scores,
+    num_token_bytes,
+    read_scores,
+    tokens_in,
+)
 from quire.ops.triton import recorded_sampling
 from quire.ops.triton.sampling import TritonSampling
 from tests.ops.triton.conftest import DEVICE
@@ -141,3 +150,42 @@ def test_unusable_rows() -> None:
 def test_logits_that_torch_takes() -> None:
     assert not TRITON.is_recordable(random(2, 37, torch.float32))
     assert TRITON.is_recordable(random(2, 40, torch.float32))
+
+
+def scored(
+    ops: EagerSampling, logits: Tensor, rows: RowParameters | None, *, are_logprobs: bool = True
+) -> list[Tensor]:
+    ring = new_scores(3, ROWS + 2, logits.device)
+    to = places(logits.shape[1])._replace(scores=ScorePlaces(ring, are_logprobs))
+    ops.choose(logits, rows, to)
+    assert not ring[[0, 2]].any(), "other turns stay"
+    assert not ring[1, ROWS:].any()
+    return list(read_scores(ring[1, :ROWS]))
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "are_logprobs"),
+    [(24, torch.float16, True), (4104, torch.bfloat16, True), (520, torch.float32, False)],
+)
+def test_scores_are_those_of_plain_torch(size: int, dtype: torch.dtype, *, are_logprobs: bool) -> None:
+    """Many logits in half precision are equal, and their tokens come by their ids."""
+    torch.manual_seed(0)
+    logits = random(ROWS, size, dtype)
+    logits[0] = 0.0
+    logits[1, : size // 2] = -torch.inf
+    logits[2, 8:16] = -logits[2, 8:16].abs()
+    logits[2, 5] = -0.0
+    for rows in (None, parameters(size)):
+        token_ids, scores, nth = scored(TRITON, logits, rows, are_logprobs=are_logprobs)
+        expected_ids, expected, expected_nth = scored(EAGER, logits, rows, are_logprobs=are_logprobs)
+        assert token_ids.tolist() == expected_ids.tolist()
+        assert nth.tolist() == expected_nth.tolist()
+        torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+    assert token_ids[0, 1:].tolist() == list(range(MAX_SCORED)), "of equal logits"
+
+
+def test_rows_without_a_token_are_scored_without_faults() -> None:
+    logits = random(ROWS, 520, torch.float32)
+    logits[0], logits[1, 3], logits[2, 3] = -torch.inf, torch.nan, torch.inf
+    token_ids, _, _ = scored(TRITON, logits, None)
+    assert ((token_ids >= 0) & (token_ids < 520)).all()

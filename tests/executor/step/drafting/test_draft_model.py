@@ -1,11 +1,13 @@
 """A draft model beside the target in one worker: tokens are those without drafts, and drafts are accepted."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from quire.core.config.model import ModelConfig
@@ -15,6 +17,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import RequestDelta
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.step.drafting.draft_model import DraftModel
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
@@ -155,3 +158,19 @@ def test_draft_models_that_cannot_serve_are_refused(
     config = with_draft_model(folder, folder, layout=Layout(pipeline=2), layers_by_stage=[1, 1], executor="mp")
     with pytest.raises(ModelLoadError, match="without --pipeline-parallel-size"):
         Worker(config, Rank(pipeline=1), ParallelGroup()).load()
+
+
+def test_steps_without_memory_for_drafts_have_none(
+    folder: Path, draft: Path, without: dict[str, list[RequestDelta]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, calls = DraftModel._decode, itertools.count()
+
+    def short(self: DraftModel, *arguments: Any) -> torch.Tensor:
+        if next(calls) % 5 == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(DraftModel, "_decode", short)
+    deltas = serve(Worker(with_draft_model(folder, draft), Rank(), ParallelGroup()))(requests_of_all_kinds())
+    assert next(calls) > 20
+    check_same(deltas, without)
