@@ -251,3 +251,13 @@ def test_names_of_metrics_are_written_whole_in_the_code() -> None:
              for family in Metrics("model", 100).collect()}  # fmt: skip
     assert len(names) > 30
     assert [name for name in names if f'"{name}"' not in code] == []
+
+
+def test_every_promise_of_security_names_a_test_that_exists() -> None:
+    rows = re.findall(r"^\| (.+?) \|([^|]*)\|([^|]*)\|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)[1:]
+    assert len(rows) > 20
+    for promise, _, tests in rows:
+        named = re.findall(r"`(tests/[\w/.]+)`", tests)
+        if not set(promise) <= set("- "):
+            assert named, f"no test holds: {promise}"
+            assert [name for name in named if not (ROOT / name).exists()] == []
