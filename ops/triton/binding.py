@@ -57,7 +57,11 @@ def _compile(variants: Sequence[Variant]) -> None:
     started = time.monotonic()
     num_processes = max(1, len(os.sched_getaffinity(0)) // 2)  # the others are for the load and the first requests
     arch = f"sm_{major}{minor}"
-    built, _ = build_fitting(variants, arch, cache_folder(), num_processes, known=[shipped_archive()])
+    try:
+        built, _ = build_fitting(variants, arch, cache_folder(), num_processes, known=[shipped_archive()])
+    except OSError as error:  # a disk that is full, or not to be written to
+        logger.info("kernels are compiled when they are first launched, because they cannot be kept: %s", error)
+        return
     faults = [each for each in built if isinstance(each, VariantError)]
     logger.info("%d kernels are compiled, %.1f s", len(built) - len(faults), time.monotonic() - started)
     for fault in faults:

@@ -3,9 +3,12 @@
 The buffer of a kernel's arguments is laid out once, and rewritten at each launch.
 """
 
+import atexit
 import ctypes
 import logging
 import math
+import os
+import shutil
 import struct
 import tempfile
 import threading
@@ -30,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _SLOT = {"i": "i4x", "I": "I4x", "f": "f4x"}
 """Each argument has 8 bytes of the buffer."""
+_IN_MEMORY = "quire-kernels-"
 _LONG = "long"
 """Stands for the type of an integer that needs 64 bits."""
 
@@ -135,7 +139,11 @@ class Launcher:
             if binary is not None:
                 return binary, folder
         started = time.monotonic()
-        binary = self._compile(kernel, job, self._folders[-1])
+        try:
+            binary = self._compile(kernel, job, self._folders[-1])
+        except OSError as error:
+            self._folders = (*self._folders, _in_memory(error))
+            binary = self._compile(kernel, job, self._folders[-1])
         self.num_compiled += 1
         seconds = time.monotonic() - started
         if is_listed(kernel, specialization, or_shallower=True):
@@ -296,6 +304,29 @@ def _scratch(binary: Binary, grid: tuple[int, ...]) -> list[Tensor]:
 def _current_stream() -> tuple[int, int]:
     device = torch._C._cuda_getDevice()
     return device, torch._C._cuda_getCurrentRawStream(device)
+
+
+def _in_memory(error: OSError) -> Path:
+    """A folder for kernels, and for what the compiler keeps itself, after a disk has refused them. Raises `error` if
+    there is one already, or none can be made."""
+    if _is_in_memory():
+        raise error
+    logger.warning(
+        "Kernels that are compiled from now on cannot be kept, so the next start compiles them again: %s. Free space, "
+        "or set QUIRE_CACHE_ROOT and TRITON_CACHE_DIR to other folders.",
+        error,
+    )
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_IN_MEMORY, dir="/dev/shm"))
+    except OSError:
+        raise error from None
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    return folder
+
+
+def _is_in_memory() -> bool:
+    return f"/dev/shm/{_IN_MEMORY}" in os.environ.get("TRITON_CACHE_DIR", "")
 
 
 def _writable(folder: Path) -> Path:

@@ -1,6 +1,9 @@
 """Tests the launcher of compiled kernels against a library that has the driver's calls."""
 
+import errno
 import logging
+import os
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -221,3 +224,30 @@ def test_a_card_with_less_shared_memory_gets_fewer_stages(
         launcher.launch(scale, (1,), (rows, rows, None, 1, 8, 1.0), 4, 5, {"BLOCK": 1024})
     assert compiled == stages
     assert {launch.shared_bytes for launch in library.launches} == {36_000 * stages[-1] + 8_000}
+
+
+def test_a_full_disk_costs_a_warning_and_kernels_are_compiled_into_memory(
+    library: FakeLibrary, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    sample, folders = next(each for each in compiled_samples() if each.kernel == "scale"), list[Path]()
+
+    def compile_one(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
+        folders.append(folder)
+        if folder == tmp_path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        binary = sample._replace(key=job.key)
+        store(folder, binary, b"\x7fELF")
+        return binary
+
+    launcher = Launcher(Driver(library), "sm_90", [tmp_path], place, compile_one)
+    x = torch.zeros(2, 1024, dtype=torch.bfloat16)
+    for warps in (4, 8, 4):
+        launcher.launch(scale, (2,), (x, x, None, 2**33, 24, 0.5), warps, 1, {"BLOCK": 1024})
+    assert len(library.launches) == 3
+    assert folders[0] == tmp_path
+    assert set(folders[1:]) == {Path(os.environ["TRITON_CACHE_DIR"]).parent}
+    assert len(folders) == 3, "the disk is not tried again"
+    [warning] = [record.message for record in caplog.records if "cannot be kept" in record.message]
+    assert f"No space left on device: '{tmp_path}'. Free space, or set QUIRE_CACHE_ROOT" in warning
+    shutil.rmtree(folders[-1])
