@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     print("|---|---|---|---|---|")
     for name, points in samples.memory.items():
         late = [point for point in points if point[0] > WARM_UP * samples.num_done]
-        if len(late) < 3:
+        if len({num_done for num_done, _ in late}) < 3:
             continue
         slope = statistics.linear_regression(*zip(*late, strict=True)).slope
         files = samples.files[name][-len(late) :]
