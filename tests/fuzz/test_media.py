@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import ParameterError
 from quire.frontend.media.decoder import MediaDecoder
-from quire.frontend.media.messages import ReadImage, ReadSound, ReadyImage, Sound
+from quire.frontend.media.messages import ReadImage, ReadSound, ReadyItem, Sound
 from tests.fuzz.examples import fuzzed, mutated
 from tests.fuzz.media_files import image_files, sound_files
 from tests.image_checkpoints import write_checkpoint
@@ -22,7 +22,7 @@ from tests.tiny_whisper import write_whisper
 
 
 def image(data: bytes) -> tuple[Any, type]:
-    return ReadImage(data, None, 100_000), ReadyImage
+    return ReadImage(data, None, 100_000), ReadyItem
 
 
 def sound(data: bytes) -> tuple[Any, type]:
@@ -30,7 +30,7 @@ def sound(data: bytes) -> tuple[Any, type]:
 
 
 def check(answer: Any) -> None:
-    if isinstance(answer, ReadyImage):
+    if isinstance(answer, ReadyItem):
         assert answer.num_rows > 0
         assert len(answer.digest) >= 16
         return
