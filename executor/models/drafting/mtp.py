@@ -33,10 +33,11 @@ from quire.executor.weights.renamed import RenamedWeights
 
 
 class Form(NamedTuple):
-    """The names of a module's tensors. `{layer}` is the number of the layer after the model's own.
+    """The names of a module's tensors. `{layer}` is the number of the layer after the model's own, `{last}` that of the
+    module's last layer, by itself.
 
     Attributes:
-        block: the prefix of the decoder layer.
+        block: the prefix of a layer; `{number}` is its number in the module.
         token_norm: of the embedding, before the join.
         hidden_norm: of the hidden state, before the join.
         join: the projection of both.
@@ -57,9 +58,20 @@ class Form(NamedTuple):
     skips_first: bool = False
     has_offset_norms: bool = False
 
-    def at(self, layer: int) -> "Form":
-        """Returns the names with the layer's number."""
-        return Form(*(each.format(layer=layer) if isinstance(each, str) else each for each in self))
+    def at(self, layer: int, num_layers: int) -> "Form":
+        """Returns the names, but of layers, in a model whose module has `num_layers` from `layer` on."""
+
+        def named(name: str) -> str:
+            return name.format(layer=layer, last=num_layers - 1, number="{number}")
+
+        return self._replace(
+            block=named(self.block),
+            token_norm=named(self.token_norm),
+            hidden_norm=named(self.hidden_norm),
+            join=named(self.join),
+            norm=named(self.norm),
+            head=named(self.head),
+        )
 
 
 _LAYER = "model.layers.{layer}"
@@ -73,6 +85,14 @@ _FORMS = (
     Form(
         _LAYER, f"{_LAYER}.enorm", f"{_LAYER}.hnorm", f"{_LAYER}.eh_proj", f"{_LAYER}.final_layernorm",
         skips_first=True,
+    ),
+    # Nemotron-H
+    Form(
+        "mtp.layers.{number}",
+        "mtp.layers.0.enorm",
+        "mtp.layers.0.hnorm",
+        "mtp.layers.0.eh_proj",
+        "mtp.layers.{last}.final_layernorm",
     ),
     # Qwen3-Next and Qwen3.5
     Form(
@@ -104,7 +124,9 @@ class TokenPredictor:
         self._ops = context.ops
         self._embed, head = ends_of(spec, context)
         self._head = _own_head(spec, context, form) or head
-        style = NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6), is_offset=form.has_offset_norms)
+        config = spec.hf_config
+        eps = config.get("rms_norm_eps") or config.get("layer_norm_epsilon") or 1e-6
+        style = NormStyle(eps, is_offset=form.has_offset_norms)
         self._token_norm = style.layer(context, form.token_norm, size)
         self._hidden_norm = style.layer(context, form.hidden_norm, size)
         self._join = ColumnLinear(plain_scheme(context, form.join), [whole(form.join, size)], 2 * size)
@@ -137,7 +159,7 @@ def _form_of(spec: ModelSpec, context: ModelContext) -> Form:
     Raises:
         ModelLoadError: the checkpoint has none that are known.
     """
-    forms = [form.at(spec.num_layers) for form in _FORMS]
+    forms = [form.at(spec.num_layers, len(_kinds(spec))) for form in _FORMS]
     if context.weights.shapes is None:  # weights are made up
         return forms[0]
     for form in forms:
@@ -158,19 +180,23 @@ def _own_head(spec: ModelSpec, context: ModelContext, form: Form) -> Head | None
 
 
 def _layer(spec: ModelSpec, context: ModelContext, form: Form) -> Decoder | HybridDecoder:
-    """Builds the module's decoder layer and its norm, as the last stage of a model with one more layer.
+    """Builds the module's layers and its norm, as the last stage of a model with more layers.
 
     Raises:
         ModelLoadError: the class of the family here has no such stages.
     """
-    index = spec.num_layers
-    prefixes = {f"model.layers.{index}.": f"{form.block}.", "model.norm.": f"{form.norm}."}
+    first, kinds = spec.num_layers, _kinds(spec)
+    prefixes: dict[str, str] = {}
+    for layers, norm in _STORED:
+        prefixes[f"{norm}."] = f"{form.norm}."
+        for number in range(len(kinds)):
+            prefixes[f"{layers}.{first + number}."] = f"{form.block.format(number=number)}."
     layer = build_own(
-        _with_another_layer(spec),
+        _with_layers(spec, kinds),
         dataclasses.replace(
             context,
             weights=RenamedWeights(context.weights, prefixes),
-            layers=range(index, index + 1),
+            layers=range(first, first + len(kinds)),
             generates=False,  # no head
             reads_media=False,
         ),
@@ -183,13 +209,36 @@ def _layer(spec: ModelSpec, context: ModelContext, form: Form) -> Decoder | Hybr
     return layer
 
 
-_OTHERS = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
-"""Fields of config.json with an entry for each layer, and what a module's layer is."""
+_STORED = (("model.layers", "model.norm"), ("backbone.layers", "backbone.norm_f"))
+"""The names of layers and of the last norm by which classes here ask for a checkpoint's tensors."""
+
+_LETTERS = {"*": "attention", "E": "moe", "-": "mlp"}
 
 
-def _with_another_layer(spec: ModelSpec) -> ModelSpec:
-    config: dict[str, Any] = {**spec.hf_config, "num_hidden_layers": spec.num_layers + 1}
-    for field, kind in _OTHERS.items():
+def _kinds(spec: ModelSpec) -> list[str]:
+    """Returns the kinds of a module's layers, which is one attention with what follows, if config.json has no pattern.
+
+    Raises:
+        ModelLoadError: the pattern has other layers.
+    """
+    pattern = spec.hf_config.get("mtp_hybrid_override_pattern")
+    if not pattern:
+        return ["full_attention"]
+    if not isinstance(pattern, str) or set(pattern) - set(_LETTERS):
+        raise ModelLoadError(
+            f"{spec.name}: mtp_hybrid_override_pattern may have the layers {' '.join(_LETTERS)}, got {pattern!r}."
+        )
+    return [_LETTERS[letter] for letter in pattern]
+
+
+def _with_layers(spec: ModelSpec, kinds: Sequence[str]) -> ModelSpec:
+    """Returns the specification of a model that has the module's layers behind its own."""
+    number = spec.num_layers + len(kinds)
+    config: dict[str, Any] = {**spec.hf_config, "num_hidden_layers": number}
+    others = {"layer_types": kinds, "layers_block_type": kinds, "mlp_layer_types": ["sparse"] * len(kinds)}
+    for field, own in others.items():
         if config.get(field):
-            config[field] = [*config[field][: spec.num_layers], kind]
-    return msgspec.structs.replace(spec, num_layers=spec.num_layers + 1, hf_config=config)
+            config[field] = [*config[field][: spec.num_layers], *own]
+    if pattern := config.get("mtp_hybrid_override_pattern"):
+        config["hybrid_override_pattern"] = f"{config.get('hybrid_override_pattern', '')[: spec.num_layers]}{pattern}"
+    return msgspec.structs.replace(spec, num_layers=number, hf_config=config)

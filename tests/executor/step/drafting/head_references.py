@@ -114,12 +114,13 @@ class Target:
         self.whole: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.whole.config._attn_implementation = "eager"
         self._body = self.whole.model
-        self._layers, self._norm = list(self._body.layers), self._body.norm
+        self._norm_name = "norm" if hasattr(self._body, "norm") else "norm_f"
+        self._layers, self._norm = list(self._body.layers), getattr(self._body, self._norm_name)
         self._types = getattr(self.whole.config, "layer_types", None)
         self.num_layers = num_layers
 
     def embed(self, token_ids: Sequence[int]) -> Tensor:
-        return self._body.embed_tokens(torch.tensor(token_ids))
+        return self._body.get_input_embeddings()(torch.tensor(token_ids))
 
     def states(self, token_ids: Sequence[int]) -> Tensor:
         """Returns the last hidden states [num_tokens, hidden]."""
@@ -134,7 +135,7 @@ class Target:
         """Runs some layers and a norm on rows [num_tokens, hidden]."""
         config = self.whole.config
         self._body.layers = nn.ModuleList(self._layers[layer] for layer in layers)
-        self._body.norm = norm
+        setattr(self._body, self._norm_name, norm)
         config.num_hidden_layers = len(layers)
         if self._types is not None:
             config.layer_types = [self._types[layer] for layer in layers]
@@ -197,18 +198,24 @@ class Module:
     offset: float = 0.0
 
 
-def split_module(source: Path, folder: Path, module: Module, seed: int = 5, **config: Any) -> dict[str, Tensor]:
-    """Copies a checkpoint whose last layer becomes a module; returns the module's tensors outside the layer."""
+def split_module(
+    source: Path, folder: Path, module: Module, seed: int = 5, *, num_layers: int = 1, **config: Any
+) -> dict[str, Tensor]:
+    """Copies a checkpoint whose last layers become a module; returns the module's tensors outside the layers."""
     shutil.copytree(source, folder)
     settings = json.loads((folder / "config.json").read_text())
-    last = settings["num_hidden_layers"] - 1
+    last = settings["num_hidden_layers"] - num_layers
     settings |= {"num_hidden_layers": last, **config}
-    for field in ("layer_types", "mlp_layer_types"):
+    for field in ("layer_types", "layers_block_type", "mlp_layer_types"):
         if settings.get(field):
             settings[field] = settings[field][:last]
     (folder / "config.json").write_text(json.dumps(settings))
     tensors = load_file(folder / "model.safetensors")
-    named = {re.sub(rf"^model\.layers\.{last}\.", f"{module.block}.", name): each for name, each in tensors.items()}
+    for number in range(num_layers):
+        place = re.compile(rf"^(model|backbone)\.layers\.{last + number}\.")
+        block = module.block.format(number=number)
+        tensors = {place.sub(f"{block}.", name): each for name, each in tensors.items()}
+    named = tensors
     noise = torch.Generator().manual_seed(seed)
     own: dict[str, Tensor] = {}
     for name in (module.token_norm, module.hidden_norm, module.norm):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import NemotronHConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
 from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
-from tests.executor.models.test_hybrid_models import DELTA, save_hybrid
+from tests.executor.models.test_hybrid_models import DELTA, NEMOTRON, save_hybrid
 from tests.executor.step.drafting.head_references import (
     HIDDEN,
     NUM_DRAFTS,
@@ -52,11 +52,16 @@ ERNIE = Module(
     "model.mtp_block.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", "model.norm",
     zero_first=False,
 )  # fmt: skip
+NEMOTRON_H = Module(
+    "mtp.layers.{number}", "mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.0.eh_proj",
+    "mtp.layers.1.final_layernorm", zero_first=False,
+)  # fmt: skip
 FAMILIES = {
     "deepseek_v3": (DEEPSEEK, {"first_k_dense_replace": 1}),
     "deepseek_v32": (DEEPSEEK, {"first_k_dense_replace": 1}),
     "glm4_moe_lite": (DEEPSEEK, {"first_k_dense_replace": 1}),
     "glm4_moe": (DEEPSEEK, {"first_k_dense_replace": 1, "use_qk_norm": True}),
+    "nemotron_h": (NEMOTRON_H, {"mtp_hybrid_override_pattern": "*E"}),
     "qwen3_next": (QWEN, {}),
     "qwen3_5": (QWEN, {}),
     "mimo": (MIMO, {}),
@@ -76,6 +81,7 @@ HYBRIDS = {
         },
     ),
     "qwen3_5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
+    "nemotron_h": (NemotronHConfig, "NemotronHForCausalLM", NEMOTRON),
 }
 
 
@@ -90,16 +96,21 @@ def served(
     module, config = FAMILIES[family]
     if family in HYBRIDS:
         types = ["linear_attention", "full_attention", "full_attention"]
+        field = "layer_types"
+        if family == "nemotron_h":
+            types, field = [*types[:2], "full_attention", "moe"], "layers_block_type"
         kind, architecture, sizes = HYBRIDS[family]
         source = tmp_path_factory.mktemp(family)
-        save_hybrid(source, kind, architecture, {**sizes, "num_hidden_layers": 3, "layer_types": types})
+        save_hybrid(source, kind, architecture, {**sizes, "num_hidden_layers": len(types), field: types})
     else:
         source = checkpoint("qwen2" if family == "mimo" else family, num_hidden_layers=3, **config)
     folder = tmp_path_factory.mktemp(family) / "checkpoint"
     named = {"architectures": ["MiMoForCausalLM"]} if family == "mimo" else {}
-    own = split_module(source, folder, module, num_nextn_predict_layers=1, **named)
+    last = [2, 3] if family == "nemotron_h" else [2]
+    own = split_module(source, folder, module, num_layers=len(last), num_nextn_predict_layers=1, **named, **config)
     target = Target(source, 2)
-    eps = target.whole.config.rms_norm_eps
+    settings = target.whole.config
+    eps = settings.layer_norm_epsilon if family == "nemotron_h" else settings.rms_norm_eps
     token_norm, hidden_norm, norm = (
         own[f"{name}.weight"] for name in (module.token_norm, module.hidden_norm, module.norm)
     )
@@ -110,7 +121,7 @@ def served(
             embedded = torch.cat([torch.zeros_like(embedded[:1]), embedded[1:]])
         pair = [rms_norm(token_norm, eps, module.offset)(embedded), rms_norm(hidden_norm, eps, module.offset)(hidden)]
         x = torch.cat(pair[::-1] if module.hidden_first else pair, 1) @ own[f"{module.join}.weight"].T
-        out = target.run([2], Norm(norm, eps, module.offset), x)
+        out = target.run(last, Norm(norm, eps, module.offset), x)
         return out, target.head(out)
 
     return folder, lambda known: drafts_after(known, target.states(known), run)
