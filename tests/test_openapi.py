@@ -77,6 +77,9 @@ GOOD_VECTORS: dict[str, dict[str, Any]] = {
 GOOD_LABELS: dict[str, dict[str, Any]] = {"/classify": {"input": "Hello"}, "/predict": {"inputs": [["Hello"]]}}
 """And of one that gives labels."""
 
+FORMS = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+"""For servers of models that hear: see the tests of sounds."""
+
 SPARSE = "/embed_sparse"
 """For servers of sparse vectors: see the tests of Text Embeddings Inference."""
 
@@ -151,7 +154,7 @@ def examples(count: int) -> Any:
 
 def test_every_operation_is_described(document: dict[str, Any]) -> None:
     bodies = {path for path, operations in document["paths"].items() if "requestBody" in operations.get("post", {})}
-    assert {path for path in bodies if "{" not in path} == {*GOOD, *GOOD_VECTORS, *GOOD_LABELS, SPARSE}
+    assert {path for path in bodies if "{" not in path} == {*GOOD, *GOOD_VECTORS, *GOOD_LABELS, SPARSE, *FORMS}
     schemas = document["components"]["schemas"]
     chat = schemas["ChatRequest"]
     assert "additionalProperties" not in chat
@@ -164,7 +167,14 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         if "text/event-stream" in operation["responses"]["200"].get("content", {})
     }
     assert {"/v1/completions", "/v1/responses", "/v1/responses/{response_id}", "/v1/messages"} <= streams
+    assert streams >= FORMS
     assert not {"/v1/models", "/v1/responses/input_tokens", "/v1/responses/compact"} & streams
+    for path in FORMS:
+        [(kind, body)] = document["paths"][path]["post"]["requestBody"]["content"].items()
+        fields = body["schema"]["properties"]
+        assert (kind, body["schema"]["required"]) == ("multipart/form-data", ["file"])
+        assert fields["file"] == {"type": "string", "format": "binary"}
+        assert "srt" in fields["response_format"]["enum"]
 
 
 @pytest.mark.parametrize("mode", GenerationMode)
@@ -172,7 +182,7 @@ def test_bodies_that_the_document_allows_or_forbids(
     operations: dict[str, Any], call: Caller, mode: GenerationMode
 ) -> None:
     for operation in operations.values():
-        if operation.method == "post" and operation.path in {*GOOD_VECTORS, *GOOD_LABELS, SPARSE}:
+        if operation.method == "post" and operation.path in {*GOOD_VECTORS, *GOOD_LABELS, SPARSE, *FORMS}:
             continue  # for servers of other models
         if mode is GenerationMode.NEGATIVE and operation.path not in GOOD:
             continue  # the operation has no input that could be wrong

@@ -16,6 +16,7 @@ from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import ErrorBody
 from quire.frontend.http.form_request import MAX_FIELDS_BYTES, read_form
 from quire.frontend.http.json_request import JsonRequest
+from quire.frontend.http.pages.openapi_document import FORM
 
 _SIZE_LIMIT = "QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB"
 _TEXT_TYPES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
@@ -43,14 +44,28 @@ def audio_routes(service: SpeechToText, answers: HttpAnswers) -> Router:
         415: ResponseSpec(ErrorBody, description="The body is no form.", generate_examples=False),
     }
 
-    @post("/transcriptions", status_code=200, responses=responses, summary="Transcribe", **limits)
+    @post(
+        "/transcriptions",
+        status_code=200,
+        opt={FORM: TranscriptionRequest},
+        responses=responses,
+        summary="Transcribe",
+        **limits,
+    )
     async def create_transcription(request: JsonRequest) -> ASGIApp:
         """Writes what is said in a sound. The body is a form with the `file` and fields; a stream of events with
         `stream`.
         """
         return await answer(request, TranscriptionRequest)
 
-    @post("/translations", status_code=200, responses=responses, summary="Translate speech", **limits)
+    @post(
+        "/translations",
+        status_code=200,
+        opt={FORM: TranslationRequest},
+        responses=responses,
+        summary="Translate speech",
+        **limits,
+    )
     async def create_translation(request: JsonRequest) -> ASGIApp:
         """Writes in English what is said in a sound. The body is that of a transcription."""
         return await answer(request, TranslationRequest)

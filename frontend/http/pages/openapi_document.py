@@ -16,6 +16,9 @@ from litestar.routes import HTTPRoute
 BODY = "body"
 """Key in a handler's `opt` for the type of its body, if the handler decodes the body itself."""
 
+FORM = "form"
+"""The same for the type of a form's fields. Forms have a file beside them, in the field `file`."""
+
 _REFERENCE = "#/components/schemas/{name}"
 
 
@@ -25,6 +28,7 @@ class _Place(NamedTuple):
     operation: dict[str, Any]
     holder: dict[str, Any]
     kind: Any
+    is_form: bool = False
 
 
 def openapi_document(app: Litestar, *, strict_fields: bool) -> dict[str, Any]:
@@ -43,7 +47,10 @@ def openapi_document(app: Litestar, *, strict_fields: bool) -> dict[str, Any]:
     for place in places:
         place.holder.pop("content", None)
     for place, schema in zip(places, schemas, strict=True):
-        _add(place.holder, schema)
+        if place.is_form:
+            _content(place.holder)["multipart/form-data"] = {"schema": _with_file(schema, components)}
+        else:
+            _add(place.holder, schema)
     for operation in {id(place.operation): place.operation for place in places}.values():
         _complete(operation, components)
     return document
@@ -66,6 +73,8 @@ def _places_of(handler: HTTPRouteHandler, operation: dict[str, Any]) -> Iterator
     if body is not None:
         holder = operation.setdefault("requestBody", {"required": True})
         yield from (_Place(operation, holder, kind) for kind in _alternatives(body))
+    if FORM in handler.opt:
+        yield _Place(operation, operation.setdefault("requestBody", {"required": True}), handler.opt[FORM], True)
     answers: Mapping[int, ResponseSpec] = handler.responses or {}
     for status, answer in answers.items():
         if answer.data_container is not None:
@@ -82,6 +91,17 @@ def _add(holder: dict[str, Any], schema: dict[str, Any]) -> None:
     content = _content(holder)
     known = content.get("application/json")
     content["application/json"] = {"schema": {"anyOf": [known["schema"], schema]} if known else schema}
+
+
+def _with_file(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a form, of that of its fields."""
+    fields = components[schema["$ref"].rsplit("/", 1)[1]]
+    file = {"type": "string", "format": "binary"}
+    return {
+        **fields,
+        "properties": {"file": file, **fields["properties"]},
+        "required": ["file", *fields.get("required", ())],
+    }
 
 
 def _complete(operation: dict[str, Any], components: dict[str, Any]) -> None:
@@ -106,7 +126,10 @@ def _may_stream(operation: dict[str, Any], components: dict[str, Any]) -> bool:
 
 def _has_field(operation: dict[str, Any], components: dict[str, Any], field: str) -> bool:
     """Returns True if the operation's body may have a field."""
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    content = operation.get("requestBody", {}).get("content", {})
+    if field in content.get("multipart/form-data", {}).get("schema", {}).get("properties", {}):
+        return True
+    body = content.get("application/json", {}).get("schema", {})
     names = [each["$ref"].rsplit("/", 1)[1] for each in body.get("anyOf", [body]) if "$ref" in each]
     return any(field in components[name].get("properties", {}) for name in names)
 
