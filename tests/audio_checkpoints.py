@@ -76,7 +76,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "class": "GraniteSpeechForConditionalGeneration",
         "tokens": {"audio_token": "<|audio|>"},
         "config": {
-            "text_config": {"model_type": "granite", "logits_scaling": 8.0},
+            "text_config": {"model_type": "granite"}, "tie_word_embeddings": False,
             "encoder_config": {
                 "model_type": "granite_speech_encoder", "input_dim": 32, "num_layers": 2, "hidden_dim": 32,
                 "num_heads": 2, "output_dim": 12, "context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 5,

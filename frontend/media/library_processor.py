@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from transformers import AutoConfig, AutoProcessor, PretrainedConfig
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PretrainedConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, model_type_to_module_name
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 from transformers.processing_utils import ProcessorMixin
@@ -113,6 +113,7 @@ def ready_item(modality: Modality, text: str, num_rows: int, values: Mapping[str
 def load_processor(folder: str) -> LibraryProcessor:
     """The processor of a checkpoint, which is read once."""
     AutoVideoProcessor.from_pretrained = _no_video  # type: ignore[method-assign]
+    AutoImageProcessor.from_pretrained = classmethod(_read_images)  # type: ignore[method-assign, assignment]
     ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign]
     processor = _read_processor(folder)
     if not isinstance(processor, ProcessorMixin):
@@ -167,6 +168,19 @@ def _digest(modality: Modality, num_rows: int, arrays: Mapping[str, Array]) -> b
         digest.update(f":{name}:{array.dtype}:{array.shape}:".encode())
         digest.update(array.data)
     return digest.digest()
+
+
+_load_images = AutoImageProcessor.from_pretrained.__func__
+
+
+def _read_images(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Reads an image processor; None where it needs torchvision, which sounds do without."""
+    try:
+        return _load_images(kind, *args, **kwargs)
+    except (ImportError, ValueError) as error:
+        if "torchvision" not in str(error):
+            raise
+        return None
 
 
 def _no_video(*_: Any, **__: Any) -> None:

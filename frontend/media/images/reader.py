@@ -46,8 +46,8 @@ class ImageReader:
 
     def _load(self) -> None:
         self._library = load_processor(self._folder)
-        if not hasattr(self._library.processor, "image_processor"):
-            raise ValueError("the checkpoint's files name no processor of images")
+        if getattr(self._library.processor, "image_processor", None) is None:
+            raise ValueError("the checkpoint's files name no processor of images, or one that needs torchvision")
         mark = self._library.mark("image")
         self._library.process("image", Image.new("RGB", (64, 48), _GREY), {})
         self._facts = ItemFacts(mark.text, mark.token_id)
