@@ -149,7 +149,7 @@ def write_encoder_decoder(
         for key, parameter in model.named_parameters():
             if not parameter.requires_grad or (kind == "fsmt" and "embed_positions" in key):  # sinusoids
                 continue
-            if "embed" in key or "shared" in key:
+            if parameter.dim() > 1 and ("embed" in key or "shared" in key):
                 spread = 1.0 if kind in _AFTER_BLOCKS else 0.3
                 is_scaled = own.get("scale_embedding") or kind in ("t5gemma", "t5gemma2")
                 parameter.normal_(std=spread / (parameter.shape[-1] ** 0.5 if is_scaled else 1))
