@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire import LLM
+from quire import LLM, SamplingParams
+from quire.sampling_params import StructuredOutputsParams
 from tests.oracle import OUTPUTS
 from tests.test_sameness import BASE_OPTIONS as PLAIN_OPTIONS
 from tests.test_sameness import params, prompts
@@ -78,3 +79,48 @@ def test_same_tokens_with_lookups(model: str, expected: list[list[int]], method:
     assert drafts > 0
     if method == "suffix":
         assert accepted > 200
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {f"measured_value_{name}": {"type": "integer"} for name in ("one", "two", "three")},
+    "required": [f"measured_value_{name}" for name in ("one", "two", "three")],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_same_tokens_with_the_forced_pieces_of_a_schema(model: str, backend: str) -> None:
+    options = BASE_OPTIONS | {
+        "structured_outputs_config": {"backend": backend, "disable_any_whitespace": True},
+        "model": model,
+    }
+    kinds = [
+        SamplingParams(
+            temperature=temperature,
+            seed=7,
+            max_tokens=120,
+            structured_outputs=StructuredOutputsParams(json=SCHEMA),
+            logprobs=2,
+        )
+        for temperature in (0, 0.7, 1.3)
+    ]
+    with LLM(**options, spec_method="off") as llm:
+        plain = [llm.generate(prompts()[:4], kind, use_tqdm=False) for kind in kinds]
+        assert count(llm, "drafts").value == 0
+    with LLM(**options) as llm:
+        forced = [llm.generate(prompts()[:4], kind, use_tqdm=False) for kind in kinds]
+        drafts, accepted = count(llm, "drafts").value, count(llm, "accepted_tokens").value
+    for before, after in zip(plain, forced, strict=True):
+        assert [each.outputs[0].token_ids for each in after] == [each.outputs[0].token_ids for each in before]
+        for one, other in zip(before, after, strict=True):
+            values = [
+                [
+                    row[token].logprob
+                    for row, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids, strict=True)
+                ]
+                for each in (one, other)
+            ]
+            assert values[0] == pytest.approx(values[1], abs=1e-4)
+    assert drafts > 0
+    assert accepted > 2 * drafts

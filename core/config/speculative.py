@@ -43,6 +43,8 @@ METHODS: dict[str, MethodFacts] = {
 }
 """All methods, by name. The workers' are in `executor/step/drafting/methods.py`."""
 
+OFF = "off"
+"""The method that is none: grammars force no drafts either, and predictions are only counted."""
 _OTHER_NAMES = {"ngram_gpu": "ngram", "[ngram]": "ngram"}
 """Names of vLLM's, beside those of families whose modules are read by the method mtp."""
 
@@ -149,7 +151,7 @@ class SpeculativeConfig(Struct, frozen=True, kw_only=True):
         SpeculativeOptions | None,
         Meta(
             description="method (ngram, suffix, draft_model, mtp, eagle, eagle3, medusa, mlp_speculator, dflash, "
-            "custom_class), model, num_speculative_tokens and the "
+            "custom_class; off), model, num_speculative_tokens and the "
             "method's own keys, as JSON or by dotted keys; docs/speculative.md.",
             extra={"parse": "json", "aliases": ["-sc"]},
         ),
@@ -254,7 +256,8 @@ def method_of(options: SpeculativeOptions) -> str:
         raise ConfigError(f"--speculative-config needs a method: one of {', '.join(METHODS)}.")
     method = "draft_model" if asked is None else _OTHER_NAMES.get(asked, "mtp" if asked.endswith("_mtp") else asked)
     if method not in METHODS:
-        raise ConfigError(f"--speculative-config.method: choose from {', '.join(METHODS)} (got {asked!r}).")
+        known = ", ".join([*METHODS, OFF])
+        raise ConfigError(f"--speculative-config.method: choose from {known} (got {asked!r}).")
     return method
 
 

@@ -10,7 +10,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.pooling import PoolingSpec
 from quire.core.config.resolved import DraftMethod, DraftModelConfig, ModelSpec
-from quire.core.config.speculative import METHODS, Speculation, SpeculativeConfig, SpeculativeOptions, method_of
+from quire.core.config.speculative import METHODS, OFF, Speculation, SpeculativeConfig, SpeculativeOptions, method_of
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout
 from quire.frontend.checkpoint import model_source
@@ -28,7 +28,7 @@ def read_draft(args: EngineArgs, target: ModelSpec, load: LoadConfig | None = No
         ConfigError: there is no such checkpoint, or an option is wrong.
     """
     options = args.speculative.options
-    if options is None:
+    if options is None or options.method == OFF:
         return None
     method = method_of(options)
     heads = next((name for name in get_args(DraftMethod) if name == method), None)
@@ -97,6 +97,8 @@ def resolve_speculation(
         ConfigError: drafts are asked for where none can be made.
     """
     options = args.speculative.options
+    if options is not None and options.method == OFF:
+        return None, None
     obstacle = _obstacle(layout, pooling, reads_checkpoint=draft is not None)
     if obstacle is not None and options is not None:
         raise ConfigError(f"--speculative-config: {obstacle}")

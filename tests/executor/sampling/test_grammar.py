@@ -413,3 +413,70 @@ def test_what_was_loaded_is_kept_within_bytes(grammar: Callable[..., Grammar]) -
         library.matcher(each)
     assert library.num_grammars == 3
     assert allowed(library.matcher(grammars[1])) == ids("b")  # read again
+
+
+ALL_BACKENDS = ["xgrammar", "guidance", "outlines", "lm-format-enforcer"]
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_rows_with_drafts_have_the_masks_that_each_token_would_have_alone(
+    grammar: Callable[..., Grammar], backend: str
+) -> None:
+    """Drafts that are right, wrong, forbidden or the end: after each step the matcher stands where the output does."""
+    output = [*ids("abcdcd"), END]
+    for drafts in ([ord("b")], ids("bcd"), ids("bcx"), ids("xcd"), ids("bcdcd"), [*ids("bcdcd"), END], []):
+        bench = Bench()
+        bench.admit(1, grammar("(ab|cd){3}", backend))
+        bench.admit(2, grammar("a+", backend))
+        at = 0
+        while at < len(output):
+            right = [*output[at:], *([END] * 9)]
+            told = drafts if not at else right[: len(drafts)]
+            slots = [1] * (1 + len(told)) + [2]
+            positions = [bench.lengths[1] + row for row in range(1 + len(told))] + [bench.lengths[2]]
+            for row, draft in enumerate(told):
+                bench.table.token_ids[1, bench.lengths[1] + row] = draft
+            logits = torch.cat([preferring(token_id, END) for token_id in right[: 1 + len(told)]] + [preferring(97)])
+            batch = SampleBatch(np.array(slots), np.array(positions), bench.table)
+            sampled = bench.sampler.sample(logits, batch)
+            bench.sampler.collect(sampled)
+            token_ids, _ = sampled.on_host
+            assert sampled.forbidden == []
+            accepted = 1
+            while accepted <= len(told) and token_ids[accepted - 1] == told[accepted - 1] != END:
+                accepted += 1
+            assert token_ids[:accepted] == output[at : at + accepted]
+            bench.table.token_ids[1, bench.lengths[1] : bench.lengths[1] + accepted] = torch.tensor(
+                token_ids[:accepted], dtype=torch.int32
+            )
+            at += accepted
+            bench.lengths[1] += accepted
+            bench.lengths[2] += 1
+        assert not bench.sampler.has_grammar(1)
+        assert bench.sampler.has_grammar(2)
+        assert bench.dead_end(1, has_other_limits=False) == ""
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize(
+    ("regex", "output", "forced"),
+    [
+        ("xyz(1|2)w", "", ids("xyz")),
+        ("xyz(1|2)w", "xyz1", [*ids("w"), END]),  # the end is forced, too
+        ("xyz(1|2)w", "xyz", []),
+        ("[a-z]+", "q", []),
+        ("caabd", "c", [258, ord("d"), END]),  # the longest token of those that begin the text
+    ],
+)
+def test_what_a_grammar_forces_is_known_ahead(
+    grammar: Callable[..., Grammar], backend: str, regex: str, output: str, forced: list[int]
+) -> None:
+    bench = Bench()
+    bench.admit(0, grammar(regex, backend))
+    following = [*ids(output), *forced[:1]] or [0]
+    for token_id in ids(output):
+        bench.step(preferring(token_id), [0])
+    assert bench.sampler.forced_tokens(0, 16) == forced
+    assert bench.sampler.forced_tokens(0, 2) == forced[:2]
+    if forced:  # and the next mask is that of the place where the output stands
+        assert bench.step(preferring(END, *following[-1:]), [0])[0] == forced[:1]

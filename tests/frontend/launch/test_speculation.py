@@ -108,6 +108,10 @@ def test_every_key_of_vllms_is_taken_with_its_default() -> None:
     assert Speculation.of(args.speculative.options).method == "suffix"
 
 
+def test_drafts_can_be_left_out(folder: Path) -> None:
+    assert resolved(folder, spec_method="off").speculation is None
+
+
 def test_defaults_are_filled_in(folder: Path) -> None:
     assert resolved(folder).speculation == Speculation()
     ngram = resolved(folder, speculative_config={"method": "ngram_gpu", "prompt_lookup_max": 4}).speculation
