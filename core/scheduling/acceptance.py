@@ -1,8 +1,8 @@
 """How often drafts were right, by their position in a row."""
 
-_KEEP = 0.9
+_KEEP = 0.95
 """What an observation still counts after the next one."""
-_PRIOR = 2.0
+_PRIOR = 4.0
 """Observations that the expectation of others is worth."""
 HOPE = 0.8
 """The expectation before anything was seen."""

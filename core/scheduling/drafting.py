@@ -3,7 +3,7 @@
 What is measured as the engine runs: how often the drafts of a request are right, by position (`Acceptance`), and how
 much longer a step with drafts takes, by the number of its rows (`DraftCosts`). Every few steps, each running request
 gets the number of drafts of which every one brings more tokens than its time is worth. If all these together would not
-pay, nobody gets any, and from time to time a few requests try again.
+pay, nobody gets any, and from time to time one request tries again.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,12 @@ from quire.core.wire.protocol import StepPlan, StepResult
 
 DECIDE_EVERY = 4
 """Steps from one decision to the next."""
-MARGIN = 1.02
+MARGIN = 1.08
 """Drafts pay if they promise so many times the tokens a second."""
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
-"""Steps between two attempts while drafts do not pay: after each that brought wrong drafts, twice as many."""
+"""Steps between two attempts while drafts do not pay: after each that brought wrong drafts, four times as many."""
+TRY = 3
+"""Plans of an attempt: drafts are of use only after a plan that was not made ahead of them."""
 REST = 32
 """Decodes for which a request whose drafts do not pay has none, before it tries one again."""
 SCARCE = 0.3
@@ -29,7 +31,7 @@ FREE = 1.01
 """Asking for drafts costs nothing if a step takes no longer than this, over one in which nobody asks."""
 PLAIN_EVERY = 256
 """While drafts pay, one of so many steps is planned without, to know what it would take."""
-ENOUGH = 8
+ENOUGH = 5
 """Rows with drafts after which their acceptance is known."""
 PROMPT_SECONDS = 0.01
 """A plan made so soon after a result follows it; the time between the two is a part of the step."""
@@ -112,8 +114,9 @@ class Drafting:
             return
         self._next_decision = self._num_plans + DECIDE_EVERY
         drafting = [request for request in running if request.drafts is not None]
-        if not drafting:
+        if not drafting or not self._costs.is_known(len(running)):
             self._stop(running)
+            self._next_decision = self._num_plans + 1
             return
         if len(running) > 1 and not all(map(self._is_known, drafting)):
             self._try(drafting, running, most=2)
@@ -122,10 +125,10 @@ class Drafting:
             self._pause = FIRST_PAUSE
         elif self._num_plans >= self._next_attempt:
             scarce = all(request.drafts is None or request.drafts.supply < SCARCE for request in drafting)
-            self._pause = FIRST_PAUSE if scarce else min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = FIRST_PAUSE if scarce else min(4 * self._pause, LONGEST_PAUSE)
             self._next_attempt = self._num_plans + self._pause
             self._try(drafting, running, most=1)
-            self._next_decision = self._num_plans + 1
+            self._next_decision = self._num_plans + TRY
         else:
             self._stop(running)
 
@@ -139,27 +142,30 @@ class Drafting:
         cost = self._costs.of(num_rows)
         worth = 1.0  # tokens of a row, in the time of a step without drafts
         for _ in range(2):
-            num_tokens, num_drafts, share = float(num_rows), 0.0, 0.0
+            num_tokens, num_drafts, checks, num_asked = float(num_rows), 0.0, 0.0, 0
             for request in drafting:
                 assert request.drafts is not None
-                limit, gain = request.drafts.best(self._most(request, num_rows), worth * cost.slope)
+                supply = request.drafts.supply
+                limit, gain = request.drafts.best(self._most(request, num_rows), worth * cost.draft)
+                if supply * (gain - worth * cost.draft * limit) <= worth * cost.asking:
+                    limit, gain = 0, 0.0
                 if not limit and request.draft_rest <= 0:
-                    limit, gain = 1, 0.0
+                    limit = 1
                 request.draft_limit = limit
-                num_tokens += request.drafts.supply * gain
-                num_drafts += request.drafts.supply * limit
-                share += request.drafts.supply if limit else 0.0
-            time = cost.of_step(min(share, 1.0), num_drafts / num_rows)
+                num_tokens += supply * gain
+                num_drafts += supply * limit
+                checks += supply if limit else 0.0
+                num_asked += limit > 0
+            time = cost.of_step(min(checks, 1.0), num_drafts / num_rows, num_asked / num_rows)
             worth = max(1.0, num_tokens / num_rows / time)
-        return num_drafts > 0 and (num_tokens / num_rows >= MARGIN * time or time <= FREE)
+        return num_asked > 0 and (num_tokens / num_rows >= MARGIN * time or time <= FREE)
 
     def _try(self, drafting: Sequence[Request], running: Sequence[Request], most: int) -> None:
-        """Lets a few requests, in turns, have a few drafts."""
+        """Lets one request, in turns, have a few drafts."""
         self._stop(running)
-        for _ in range(max(1, len(running) // 16)):
-            self._turn = (self._turn + 1) % len(drafting)
-            request = drafting[self._turn]
-            request.draft_limit = min(most, self._most(request, len(running)))
+        self._turn = (self._turn + 1) % len(drafting)
+        request = drafting[self._turn]
+        request.draft_limit = min(most, self._most(request, len(running)))
 
     def _stop(self, running: Sequence[Request]) -> None:
         self.is_on = False
@@ -200,6 +206,6 @@ class Drafting:
         if not is_decode or not wanted or seconds <= 0:
             return
         if limits:
-            self._costs.add_asked(len(wanted), num_drafts, seconds)
+            self._costs.add(len(wanted), num_drafts, sum(map(bool, limits)), seconds)
         elif not num_drafts:
             self._costs.add_plain(len(wanted), seconds)
