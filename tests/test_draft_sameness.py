@@ -108,7 +108,7 @@ def test_same_tokens_with_the_forced_pieces_of_a_schema(model: str, backend: str
     with LLM(**options, spec_method="off") as llm:
         plain = [llm.generate(prompts()[:4], kind, use_tqdm=False) for kind in kinds]
         assert count(llm, "drafts").value == 0
-    with LLM(**options) as llm:
+    with LLM(**options, speculative_config=ALWAYS) as llm:
         forced = [llm.generate(prompts()[:4], kind, use_tqdm=False) for kind in kinds]
         drafts, accepted = count(llm, "drafts").value, count(llm, "accepted_tokens").value
     for before, after in zip(plain, forced, strict=True):

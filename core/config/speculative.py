@@ -122,6 +122,11 @@ class SpeculativeOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     fly_entropy_threshold: float = 0.3
     fly_entropy_top_k: int = 3
 
+    @property
+    def names_no_method(self) -> bool:
+        """True if the options are about forced pieces and predictions alone."""
+        return self.method is None and self.model is None and self.num_speculative_tokens is None
+
     def __post_init__(self) -> None:
         for name, (remedy, taken) in _OF_NO_EFFECT.items():
             if getattr(self, name) not in taken:
@@ -214,6 +219,11 @@ class Speculation(Struct, frozen=True, kw_only=True):
         """
         if options is None:
             return cls()
+        if options.names_no_method:
+            return cls(
+                is_adaptive=options.enable_adaptive_verification is not False,
+                by_batch_size=options.num_speculative_tokens_per_batch_size or [],
+            )
         method = method_of(options)
         facts = METHODS[method]
         if facts.checkpoint == "own" and options.model is None:

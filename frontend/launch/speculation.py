@@ -28,7 +28,7 @@ def read_draft(args: EngineArgs, target: ModelSpec, load: LoadConfig | None = No
         ConfigError: there is no such checkpoint, or an option is wrong.
     """
     options = args.speculative.options
-    if options is None or options.method == OFF:
+    if options is None or options.method == OFF or options.names_no_method:
         return None
     method = method_of(options)
     heads = next((name for name in get_args(DraftMethod) if name == method), None)

@@ -56,7 +56,7 @@ def test_an_option_that_is_given_twice_is_refused() -> None:
     ("options", "message"),
     [
         ({"method": "ngrams"}, r"method: choose from .*ngram.* \(got 'ngrams'\)"),
-        ({}, "needs a method: one of"),
+        ({"num_speculative_tokens": 3}, "needs a method: one of"),
         ({"method": "draft_model"}, "reads a checkpoint: name it as model"),
         ({"method": "ngram", "model": "m"}, "reads no checkpoint: leave model out"),
         ({"method": "custom_class", "model": "nothing"}, "needs the class as model"),
@@ -114,6 +114,8 @@ def test_drafts_can_be_left_out(folder: Path) -> None:
 
 def test_defaults_are_filled_in(folder: Path) -> None:
     assert resolved(folder).speculation == Speculation()
+    always = resolved(folder, speculative_config={"enable_adaptive_verification": False}).speculation
+    assert always == Speculation(is_adaptive=False)
     ngram = resolved(folder, speculative_config={"method": "ngram_gpu", "prompt_lookup_max": 4}).speculation
     assert ngram is not None
     assert (ngram.method, ngram.num_tokens, ngram.prompt_lookup_min, ngram.prompt_lookup_max) == ("ngram", 8, 4, 4)
