@@ -17,6 +17,8 @@ from quire.executor.step.drafts import Proposal
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.speculator import ForwardPass, ForwardReads, SampledTokens
 from quire.executor.worker import Worker
+from tests.executor.models.test_hybrid_models import VARIANTS
+from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.step.test_model_runner import (
     engine_config,
     generate,
@@ -80,9 +82,13 @@ def serve(folder: Path, onlooker: Onlooker) -> Callable[..., dict[str, list[Requ
     return partial(generate, worker, kv_groups=ready.kv_groups)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_speculator_reads_the_forward_pass(family: str, checkpoint: Callable[..., Path]) -> None:
-    folder = checkpoint(family)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-next", "olmo-hybrid"])
+def test_a_speculator_reads_the_forward_pass(
+    family: str,
+    checkpoint: Callable[..., Path],
+    hybrid: Callable[[str], Path],  # noqa: F811
+) -> None:
+    folder = hybrid(family) if family in VARIANTS else checkpoint(family)
     onlooker = Onlooker(ForwardReads(hidden=True, layers=(0, 1), logits=True))
     prompt = prompt_of(3, 40)
     # The sampler changes the logits of this request in place, which the speculator must not see.
@@ -91,7 +97,7 @@ def test_a_speculator_reads_the_forward_pass(family: str, checkpoint: Callable[.
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     known = torch.tensor([[*prompt, *tokens[:-1]]])
     outputs: dict[int, torch.Tensor] = {}
-    for index, layer in enumerate(reference.model.layers):
+    for index, layer in enumerate(reference.model.layers[:2]):
         layer.register_forward_hook(lambda _, __, output, index=index: outputs.update({index: output}))
     with torch.inference_mode():
         result = reference(known, output_hidden_states=True)
