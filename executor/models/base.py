@@ -168,10 +168,12 @@ class MediaSupport(NamedTuple):
     Attributes:
         modalities: kinds of items.
         sees_both_ways: the tokens of an image see each other.
+        in_windows: they do in layers with a window alone.
     """
 
     modalities: Sequence[Modality]
     sees_both_ways: bool = False
+    in_windows: bool = False
 
 
 class MediaRows(NamedTuple):

@@ -12,6 +12,7 @@ from quire.executor.models.base import (
     LayerCache,
     LayerTaps,
     Model,
+    ReadsMedia,
     ShardView,
     StepContext,
     Wanted,
@@ -57,6 +58,11 @@ class Forward:
         self._sequences = sequences
         self._adapters = adapters
         self._has_peers = has_peers
+        self._without_spans = {
+            cache.group
+            for cache, layer in zip(caches, model.kv_layers, strict=True)
+            if layer.window is None and isinstance(model, ReadsMedia) and model.media and model.media.in_windows
+        }
 
     @property
     def sees_prompts(self) -> bool:
@@ -217,7 +223,7 @@ class Forward:
                 pages.block_tables[rows.sequences],
                 pages.slot_mapping,
                 block_size=self._block_size,
-                prefix_spans=rows.spans,
+                prefix_spans=None if group in self._without_spans else rows.spans,
             )
-            for pages in groups
+            for group, pages in enumerate(groups)
         ]

@@ -34,6 +34,7 @@ class MediaPrompt:
         with torch.inference_mode():
             self._rows = [model.encode_media(item) for item in items]
             self.places = model.media_positions(token_ids, items)
+        self._driver.spans_in_windows = model.media.in_windows
         if self.spans:
             self._driver.prefix_spans = {0: self.spans}
         self._driver.prompt_lens = {0: prompt_len}

@@ -153,6 +153,7 @@ class PagedDriver:
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
         self.prompt_lens: dict[int, int] = {}  # by request
         self.sends_rows = False  # decode steps have their rows on the device, as those of `DecodeInputs`
+        self.spans_in_windows = False  # `prefix_spans` are for layers with a window alone
         self.prefix_spans: dict[int, list[PrefixSpan]] = {}  # by request; of models that see prompts, `step` sets them
         self.rotary_positions: Tensor | None = None  # of the next step's tokens
 
@@ -232,13 +233,14 @@ class PagedDriver:
     ) -> list[AttentionBatch]:
         rows = SpanRows.of(query_lens, seq_lens, prefix_spans)
         sends_rows = self.sends_rows and query_lens.max() == 1
+        spans = rows.spans if rows.spans.any() else None
         return [
             self.ops.attention_batch(
                 rows.query_lens, rows.seq_lens, table[rows.sequences], self._tensor(mapping),
-                block_size=self.block_size, prefix_spans=rows.spans if rows.spans.any() else None,
+                block_size=self.block_size, prefix_spans=spans if group.window or not self.spans_in_windows else None,
                 there=self._rows_there(seq_lens, table) if sends_rows else None,
             )
-            for table, mapping in zip(tables, slots, strict=True)
+            for table, mapping, group in zip(tables, slots, self.groups, strict=True)
         ]  # fmt: skip
 
     def _rows_there(self, seq_lens: np.ndarray, table: np.ndarray) -> DeviceRows:

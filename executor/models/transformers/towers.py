@@ -74,9 +74,10 @@ class Towers:
         self.modules = modules
         self._token_ids = _placeholder_ids(model)
         modalities = [each for each in _SERVED if each in self._token_ids and takes_any(backbone, each)]
-        seen = _seen(model, backbone, text)
-        self.support = MediaSupport(modalities, sees_both_ways=seen is not None and bool(seen[1, 2]))
-        self.sees_prompt = seen is not None and bool(seen[0, 3])
+        seen, in_windows = _seen(model, backbone, text)
+        sees = bool(seen[1, 2]), bool(in_windows[1, 2])
+        self.support = MediaSupport(modalities, sees_both_ways=any(sees), in_windows=sees == (False, True))
+        self.sees_prompt = bool(seen[0, 3])
         self._extra: Mapping[str, Any] = {}
         text.register_forward_pre_hook(self._add_features, with_kwargs=True)
 
@@ -252,30 +253,33 @@ def _placeholder_ids(model: PreTrainedModel) -> dict[Modality, int]:
     return found
 
 
-def _seen(model: PreTrainedModel, backbone: nn.Module, text: nn.Module) -> Tensor | None:
-    """Returns the tokens that each of five tokens sees, [5, 5] bool: text, two of an image, text, and one of an image.
-    None: the class is not told which tokens are of images.
+def _seen(model: PreTrainedModel, backbone: nn.Module, text: nn.Module) -> tuple[Tensor, Tensor]:
+    """Returns the tokens that each of five tokens sees, [5, 5] bool, in layers without and with a window: text, two
+    tokens of an image, text, and one of an image. A class that is not told which these are has the usual masks.
 
     Raises:
         ModelLoadError: a token of an image sees those of a later image.
     """
     name = next((each for each in ("token_type_ids", "mm_token_type_ids") if takes(backbone, each)), None)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
     if name is None:
-        return None
+        return causal, causal
     types = torch.tensor([[0, 1, 1, 0, 1]])
     arguments = {
         "input_ids": torch.full_like(types, 5), name: types, "position_ids": torch.arange(5).unsqueeze(0)
     }  # fmt: skip
     with runnable(model, Findings(), {}, is_flat=False):
-        mask = reach(backbone, text, arguments).get("attention_mask")
-    if isinstance(mask, Mapping):
-        mask = next(iter(mask.values()))
-    if not isinstance(mask, Tensor) or mask.dim() != 4:
-        return None
-    seen = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
-    if seen[1, 4]:
+        given = reach(backbone, text, arguments).get("attention_mask")
+    masks = given if isinstance(given, Mapping) else {"full_attention": given}
+    found = {
+        kind: mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+        for kind, mask in masks.items()
+        if isinstance(mask, Tensor) and mask.dim() == 4
+    }
+    if any(seen[1, 4] for seen in found.values()):
         raise ModelLoadError("the tokens of an image see those of later images")
-    return seen
+    seen = found.get("full_attention", causal)
+    return seen, found.get("sliding_attention", seen)
 
 
 def _arrays(items: Sequence[MediaItem], names: Collection[str] | None = None) -> dict[str, Array]:

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
@@ -56,6 +57,11 @@ _TOKENS = re.compile(r"((image|img|vision|video|audio|speech).*|boi|eoi|boa|eoa)
 _FIRST_TOKEN = 300
 """The tokens for images and around them; the texts of a prompt have none of them."""
 
+
+def _rope(*sections: int) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
+
+
 SPECIAL: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {"16": 4}},
     "gemma4": {
@@ -66,12 +72,22 @@ SPECIAL: dict[str, dict[str, Any]] = {
             "intermediate_size": 128, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64,
         },
     },
+    "qwen2_vl": {"vision_config": {"hidden_size": 64}, "text_config": {"rope_parameters": _rope(2, 3, 3)}},
+    "mistral_large4": {"text_config": {"num_key_value_heads": 4}},
+    **{
+        name: {"text_config": {"rope_parameters": _rope(2, 3, 3)}}
+        for name in ("glm46v", "glm4v", "glm_ocr", "glmga", "paddleocr_vl", "qwen2_5_vl")
+    },
+    "kimi_k25": {"projection_hidden_size": 32},
+    "glm4v_moe": {"text_config": {"rope_parameters": {**_rope(2, 1, 1), "partial_rotary_factor": 0.5}}},
+    "glm5_next": {"text_config": {"num_key_value_heads": 4}},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [48, 48]}},
     "ovis2": {"visual_indicator_token_ids": [310, 311, 312, 313, 314]},
     "phi4_multimodal": {"vision_config": {"crop_size": 56}},
 }  # fmt: skip
 """By model type: what does not follow from the sizes above, by the names of inner configs."""
 
-_GRIDS = ((4, 6), (8, 4), (4, 4))
+_GRIDS = ((4, 8), (8, 4), (4, 4))
 """Height and width of the images, in patches."""
 _TURNED = ((6, 12), (12, 6), (6, 12))
 """The same where all images have as many patches."""
@@ -83,6 +99,8 @@ _TAIL = 12
 """Tokens at the end that come one by one."""
 
 Arrays = dict[str, Tensor]
+
+MoeCausalLMOutputWithPast.image_outputs = None  # type: ignore[attr-defined] # Llama 4's class reads it
 
 
 def architecture_of(model_type: str) -> str:
@@ -119,7 +137,7 @@ def _shrunk(config: PretrainedConfig, name: str) -> dict[str, Any]:
         inner = {field: value for field, value in config.to_dict().items() if not _is_by_layer(config, value)}
         inner.pop("transformers_version", None)
         sizes = tiny_models.SIZES if name in _TEXTS else _TOWER_SIZES
-        has_parts = any(isinstance(getattr(config, field, None), PretrainedConfig) for field in inner)
+        has_parts = any(isinstance(getattr(config, field, None), PretrainedConfig) for field in config.sub_configs)
         if not name and not has_parts:
             sizes = tiny_models.SIZES
         if name or not has_parts:
@@ -129,7 +147,7 @@ def _shrunk(config: PretrainedConfig, name: str) -> dict[str, Any]:
         if _is_given(inner, "image_size") and isinstance(patch := inner.get("patch_size"), int):
             size = 4 * patch
             inner["image_size"] = [size, size] if isinstance(inner["image_size"], list | tuple) else size
-    for field in inner:
+    for field in config.sub_configs:
         part = getattr(config, field, None)
         if isinstance(part, PretrainedConfig):
             inner[field] = {"model_type": part.model_type, **_shrunk(part, field)}
@@ -281,8 +299,10 @@ def _forms(reference: PreTrainedModel) -> Iterator[list[Arrays]]:
     if "image_grid_thw" in names:
         times = _first(vision, "temporal_patch_size", "patch_temporal", default=1)
         for shape in ((channels * times * patch**2,), (channels, patch, patch), (channels * patch**2,)):
+            merged = {"image_merge_sizes": torch.tensor([2])} if "image_merge_sizes" in names else {}
             yield [
-                {"pixel_values": noise(h * w, *shape), "image_grid_thw": torch.tensor([[1, h, w]])} for h, w in _GRIDS
+                {"pixel_values": noise(h * w, *shape), "image_grid_thw": torch.tensor([[1, h, w]]), **merged}
+                for h, w in _GRIDS
             ]
         return
     flat = channels * patch**2
