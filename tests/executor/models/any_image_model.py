@@ -65,7 +65,11 @@ def _rope(*sections: int) -> dict[str, Any]:
 SPECIAL: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {"16": 4}},
     "gemma4": {
-        "vision_config": {"position_embedding_size": 64}, "text_config": {"use_bidirectional_attention": "vision"},
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64,
+        },
+        "text_config": {"use_bidirectional_attention": "vision"},
     },
     "llama4": {
         "vision_config": {
