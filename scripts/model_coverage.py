@@ -235,14 +235,14 @@ def page(results: dict[str, Result]) -> str:
             "takes several. [images.md](images.md) says how to ask.",
             "",
             *_section(images),
-            *_missing([name for name in ENCODERS if name not in results]),
+            *_missing([name for name in (*ENCODERS, *IMAGE_MODELS) if name not in results]),
         ]
     )
 
 
 def _missing(names: list[str]) -> list[str]:
-    """A line about encoders without a result."""
-    types = ", ".join(name.removeprefix(_ENCODER) for name in names)
+    """A line about models without a result."""
+    types = ", ".join(name.rpartition("/")[2] for name in names)
     return [f"Not measured yet: {types}.", ""] if names else []
 
 
@@ -264,6 +264,7 @@ def _section(results: dict[str, Result]) -> list[str]:
         for name, result in compared.items()
         if _best(result) is None
         for kind in [name.split()[0]]
+        if {kind, result["architecture"]} & WITHOUT_A_PATH.keys()
     }
     left_out = [f"- {name}: {_reason(result['error'])}" for name, result in results.items() if "error" in result]
     return [
