@@ -19,8 +19,8 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
     limit_mm_per_prompt: Annotated[
         dict[str, Any] | None,
         Meta(
-            description='Most items of one prompt, as {"image": 4, "audio": {"count": 2}}; 0 refuses a kind of them. '
-            "999 when unset.",
+            description='Most items of one prompt, as {"image": 4, "audio": {"count": 2}}; 0 refuses a kind, and '
+            "leaves its tower out where the model reads no other. 999 when unset.",
             extra={"parse": "json"},
         ),
     ] = None
