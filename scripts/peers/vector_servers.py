@@ -79,8 +79,8 @@ def _measure(args: argparse.Namespace, name: str, seed: int, folder: Path) -> tu
     if "Non-2xx" in printed:
         raise MeasurementError(f"{name} answered with errors: {printed}")
     rate, latency = re.search(r"Requests/sec:\s+([\d.]+)", printed), re.search(r"50%\s+([\d.]+)(us|ms|s)", printed)
-    if rate is None or latency is None:
-        raise MeasurementError(f"wrk printed no figures: {printed}")
+    if rate is None or latency is None or not float(rate[1]):
+        raise MeasurementError(f"wrk got no answers: {printed}")
     return float(rate[1]), float(latency[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[latency[2]]
 
 
