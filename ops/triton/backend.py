@@ -50,14 +50,15 @@ class TritonBackend(EagerBackend[PlainWeight]):
 
         `find_broken` returns more of them; it is asked when the model is there, and may wait. `compile_caches` then
         compiles the kernels of the kinds of quantized caches that the model has (`kv_rows.KINDS`). If `is_invariant`,
-        the bits of a row of linear layers are the same for all numbers of rows.
+        the bits of a row of linear layers are the same for all numbers of rows, and those of recurrent layers for all
+        cuts of a prompt.
         """
         self._products = TritonLinear(is_invariant=is_invariant)
         super().__init__(self._products, TritonQuantized(self._products), ScalePlanes())
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
-        self.recurrent: EagerRecurrent = TritonRecurrent()
+        self.recurrent: EagerRecurrent = TritonRecurrent(is_invariant=is_invariant)
         self.sampling = TritonSampling()
         self.latent = TritonLatent(self.rms_norm, self.rotary, self._attention_of)
         self._find_broken = find_broken

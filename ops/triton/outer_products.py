@@ -1,8 +1,8 @@
 """States of decayed outer products: Mamba 2, lightning attention and gated delta rules.
 
 A program keeps its part of a row's state in registers, and adds the row's tokens one after another. So a token's bits
-do not depend on how a prompt is cut, and prompts, whose products would be matrix units', take the time of their tokens.
-A row whose slot is negative is padding: no state is read or written for it, and its output is undefined.
+do not depend on how a prompt is cut. `chunks.py` is faster for many tokens. A row whose slot is negative is padding: no
+state is read or written for it, and its output is undefined.
 """
 
 from collections.abc import Iterator
@@ -41,6 +41,7 @@ def update_outer_products(
     share,
     key_dim,
     value_dim,
+    most_tokens,
     q_stride,
     q_head_stride,
     k_stride,
@@ -64,13 +65,19 @@ def update_outer_products(
 
     The grid is (rows, heads, blocks of `VALUES` columns). `FORM` is "delta" for `gated_delta_rule`, whose least decay
     is `low`; "ssd", whose steps are within `low` and `high`; or "lightning", whose logarithms of decays are `a_ptr`.
-    Head h reads group h // share. `IS_EVEN`: there are `KEYS` keys, and a multiple of `VALUES` columns.
+    Head h reads group h // share. Rows with more than `most_tokens` are left out. `IS_EVEN`: there are `KEYS` keys, and
+    a multiple of `VALUES` columns.
     """
     if IS_EVEN:  # tells the compiler, and changes nothing
         key_dim, value_dim = KEYS, value_dim // VALUES * VALUES
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
-    if slot < 0:
+    begin = row
+    end = row + 1
+    if starts_ptr is not None:
+        begin = tl.load(starts_ptr + row)
+        end = tl.load(starts_ptr + row + 1)
+    if (slot < 0) | (end - begin > most_tokens):
         return
     group = head // share
     keys, values = tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
@@ -103,7 +110,7 @@ def update_outer_products(
             FORM, HAS_CHANNEL_DECAY, HAS_LEAST_DECAY,
         )  # fmt: skip
     else:
-        for token in range(tl.load(starts_ptr + row), tl.load(starts_ptr + row + 1)):
+        for token in range(begin, end):
             state = _add_token(
                 state, token, q_ptrs, k_ptrs, v_ptrs, dt_ptrs, beta_ptrs, out_ptrs, q_stride, k_stride, v_stride,
                 dt_stride, beta_stride, num_heads * value_dim, a, dt_bias, d, is_key, is_value, key_dim, low, high,

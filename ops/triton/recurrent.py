@@ -9,16 +9,25 @@ from torch import Tensor
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.recurrent import DeltaRuleCall, GateActivation, RgLruCall, ScanCall, SsdCall, StateRows
 from quire.ops.triton.convolution import CHANNELS, convolve_token, convolve_tokens, keep_inputs
+from quire.ops.triton.decayed_products import DecayedProducts, update
 from quire.ops.triton.gated_norm import norm_warps, normalize_gated
-from quire.ops.triton.outer_products import VALUE_COLUMNS, update_outer_products
+from quire.ops.triton.matrix_memory import remember
 from quire.ops.triton.scans import LONE_CHANNELS, SCANNED_CHANNELS, average_tokens, gate_tokens, scan_tokens
+from quire.ops.triton.state_rows import as_bytes, starts_there, with_dense_tokens
 
 _MAX_KEYS = 256
 _MAX_GROUP = 16384
 
 
 class TritonRecurrent(EagerRecurrent):
-    """What no kernel takes is left to plain torch: the matrix memory of xLSTM, and states of more than 256 keys."""
+    """What no kernel takes is left to plain torch, such as states of more than 256 keys.
+
+    Args:
+        is_invariant: a prompt's bits do not depend on how it is cut into steps.
+    """
+
+    def __init__(self, *, is_invariant: bool = False) -> None:
+        self._in_chunks = not is_invariant
 
     def causal_conv1d(
         self,
@@ -32,11 +41,11 @@ class TritonRecurrent(EagerRecurrent):
     ) -> Tensor:
         if not _is_covered(x, state):
             return super().causal_conv1d(x, weight, bias, state, rows, activation=activation)
-        x, starts = _dense(x), _starts(x, rows)
+        x, starts = with_dense_tokens(x), starts_there(x, rows)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         num_blocks, is_even = triton.cdiv(x.shape[1], CHANNELS), x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0
         form = {"WIDTH": len(weight), "IS_EVEN": is_even, "CHANNELS": CHANNELS, "num_warps": 1, "num_stages": 1}
-        is_activated, is_new = activation == "silu", _bytes(rows.is_new)
+        is_activated, is_new = activation == "silu", as_bytes(rows.is_new)
         if starts is None:
             convolve_token(
                 (len(x), num_blocks), x, weight, bias, state, rows.slots, is_new, out, x.shape[1], x.stride(0),
@@ -56,11 +65,11 @@ class TritonRecurrent(EagerRecurrent):
         x, dt, dt_bias, a, b, c, d, gate = call
         if not _is_covered(x, state, a):
             return super().selective_scan(call, state, rows)
-        x, dt, b, c, gate = map(_dense, (x, dt, b, c, gate))
+        x, dt, b, c, gate = map(with_dense_tokens, (x, dt, b, c, gate))
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         scan_tokens(
             (len(rows.slots), triton.cdiv(x.shape[1], SCANNED_CHANNELS)), x, dt, dt_bias, a, b, c, d, gate, state,
-            rows.slots, _bytes(rows.is_new), _starts(x, rows), out, x.shape[1], len(a),
+            rows.slots, as_bytes(rows.is_new), starts_there(x, rows), out, x.shape[1], len(a),
             *(each.stride(0) for each in (x, dt, b, c, gate)),
             IS_EVEN=x.shape[1] % 8 == 0, SIZE=triton.next_power_of_2(len(a)), CHANNELS=SCANNED_CHANNELS, num_stages=1,
         )  # fmt: skip
@@ -70,32 +79,40 @@ class TritonRecurrent(EagerRecurrent):
         x, dt, dt_bias, dt_limit, a, b, c, d = call
         if not _is_covered(x, state) or state.shape[2] > _MAX_KEYS:
             return super().ssd(call, state, rows)
-        return _update("ssd", c, b, x, a, state, rows, dt=dt, dt_bias=dt_bias, d=d, limits=dt_limit)
+        own = DecayedProducts("ssd", c, b, x, a, dt=dt, dt_bias=dt_bias, d=d, limits=dt_limit)
+        return update(own, state, rows, in_chunks=self._in_chunks)
 
     def lightning_attention(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
     ) -> Tensor:
         if not _is_covered(q, state) or state.shape[2] > _MAX_KEYS:
             return super().lightning_attention(q, k, v, log_decay, state, rows)
-        return _update("lightning", q, k, v, log_decay, state, rows)
+        return update(DecayedProducts("lightning", q, k, v, log_decay), state, rows, in_chunks=self._in_chunks)
 
     def gated_delta_rule(self, call: DeltaRuleCall, state: Tensor, rows: StateRows) -> Tensor:
         q, k, v, dt, dt_bias, a, beta, least_log_decay, beta_scale = call
         if not _is_covered(q, state) or state.shape[2] > _MAX_KEYS:
             return super().gated_delta_rule(call, state, rows)
-        return _update(
-            "delta", q, k, v, a, state, rows, dt=dt, dt_bias=dt_bias, beta=beta, least=least_log_decay,
-            beta_scale=beta_scale,
-        )  # fmt: skip
+        own = DecayedProducts(
+            "delta", q, k, v, a, dt=dt, dt_bias=dt_bias, beta=beta, least=least_log_decay, beta_scale=beta_scale
+        )
+        return update(own, state, rows, in_chunks=self._in_chunks)
+
+    def mlstm(
+        self, q: Tensor, k: Tensor, v: Tensor, add: Tensor, keep: Tensor, state: Tensor, rows: StateRows, *, eps: float
+    ) -> Tensor:
+        if not _is_covered(q, state) or q.shape[2] > _MAX_KEYS:
+            return super().mlstm(q, k, v, add, keep, state, rows, eps=eps)
+        return remember(q, k, v, add, keep, state, rows, eps)
 
     def wkv(self, k: Tensor, v: Tensor, first: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows) -> Tensor:
         if not _is_covered(k, state, first, log_decay):
             return super().wkv(k, v, first, log_decay, state, rows)
-        k, v = _dense(k), _dense(v)
+        k, v = with_dense_tokens(k), with_dense_tokens(v)
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         average_tokens(
             (len(rows.slots), triton.cdiv(k.shape[1], LONE_CHANNELS)), k, v, first, log_decay, state, rows.slots,
-            _bytes(rows.is_new), _starts(k, rows), out, k.shape[1], k.stride(0), v.stride(0),
+            as_bytes(rows.is_new), starts_there(k, rows), out, k.shape[1], k.stride(0), v.stride(0),
             CHANNELS=LONE_CHANNELS, num_stages=1,
         )  # fmt: skip
         return out
@@ -104,11 +121,11 @@ class TritonRecurrent(EagerRecurrent):
         x, input_gate, input_bias, decay_gate, decay_bias, log_decay = call
         if not _is_covered(x, state, input_bias, decay_bias, log_decay):
             return super().rg_lru(call, state, rows)
-        x, input_gate, decay_gate = _dense(x), _dense(input_gate), _dense(decay_gate)
+        x, input_gate, decay_gate = with_dense_tokens(x), with_dense_tokens(input_gate), with_dense_tokens(decay_gate)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         gate_tokens(
             (len(rows.slots), triton.cdiv(x.shape[1], LONE_CHANNELS)), x, input_gate, input_bias, decay_gate,
-            decay_bias, log_decay, state, rows.slots, _bytes(rows.is_new), _starts(x, rows), out, x.shape[1],
+            decay_bias, log_decay, state, rows.slots, as_bytes(rows.is_new), starts_there(x, rows), out, x.shape[1],
             x.stride(0), input_gate.stride(0), decay_gate.stride(0), CHANNELS=LONE_CHANNELS, num_stages=1,
         )  # fmt: skip
         return out
@@ -126,7 +143,7 @@ class TritonRecurrent(EagerRecurrent):
         num_tokens, num_groups, size = x.shape
         if size > _MAX_GROUP or num_tokens == 0:
             return super().gated_rms_norm(x, gate, weight, eps, gate_first=gate_first, activation=activation)
-        x, gate, weight = _dense(x), _dense(gate), weight.contiguous()
+        x, gate, weight = with_dense_tokens(x), with_dense_tokens(gate), weight.contiguous()
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         columns = triton.next_power_of_2(size)
         normalize_gated(
@@ -141,55 +158,3 @@ class TritonRecurrent(EagerRecurrent):
 def _is_covered(x: Tensor, *held: Tensor) -> bool:
     """Returns True if there are tokens, and what is `held` is dense."""
     return len(x) > 0 and all(each.is_contiguous() for each in held)
-
-
-def _starts(x: Tensor, rows: StateRows) -> Tensor | None:
-    """The rows' first tokens in `x`, and the end, on the device; None if each row has one token."""
-    if len(x) == len(rows.starts) - 1:
-        return None
-    return rows.starts.to(x.device) if rows.starts_there is None else rows.starts_there
-
-
-def _dense(x: Tensor) -> Tensor:
-    """`x` with dense tokens, which may lie apart."""
-    return x if x[:1].is_contiguous() else x.contiguous()
-
-
-def _bytes(flags: Tensor) -> Tensor:
-    return flags.view(torch.uint8)
-
-
-def _update(
-    form: Literal["delta", "ssd", "lightning"],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    state: Tensor,
-    rows: StateRows,
-    *,
-    dt: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    beta: Tensor | None = None,
-    d: Tensor | None = None,
-    limits: tuple[float, float] = (0.0, 0.0),
-    least: float | None = None,
-    beta_scale: float = 1.0,
-) -> Tensor:
-    q, k, v, beta = _dense(q), _dense(k), _dense(v), None if beta is None else _dense(beta)
-    dt = None if dt is None else _dense(dt)
-    num_heads, key_dim, value_dim = state.shape[1:]
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    strides = [stride for each in (q, k, v) for stride in each.stride()[:2]]
-    strides += (0, 0) if dt is None else dt.stride()[:2]
-    strides.append(0 if beta is None else beta.stride(0))
-    low, high = limits if least is None else (least, 0.0)
-    keys = triton.next_power_of_2(key_dim)
-    update_outer_products(
-        (len(rows.slots), num_heads, triton.cdiv(value_dim, VALUE_COLUMNS)), q, k, v, dt, dt_bias, a, beta, d, state,
-        rows.slots, _bytes(rows.is_new), _starts(q, rows), out, num_heads, num_heads // q.shape[1], key_dim, value_dim,
-        *strides, low, high, beta_scale, FORM=form, HAS_CHANNEL_DECAY=dt is not None and dt.dim() == 3,
-        HAS_LEAST_DECAY=least is not None, IS_EVEN=key_dim == keys and value_dim % VALUE_COLUMNS == 0, KEYS=keys,
-        VALUES=VALUE_COLUMNS, num_stages=1,
-    )  # fmt: skip
-    return out

@@ -29,7 +29,7 @@ MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
 WARP_GROUP_PRODUCTS = {
     *("multiply_few", "multiply_many", "multiply_few_codes", "multiply_experts", "multiply_router"),
-    "prompt_attention",
+    *("prompt_attention", "pass_chunks"),
 }
 """Kernels whose products have 64 rows."""
 WITHOUT_WIDE_LOADS = {
@@ -44,8 +44,12 @@ WITHOUT_WIDE_LOADS = {
     "write_tokens",
     "average_tokens",
     "gate_tokens",
+    "weigh_tokens",
+    "remember_tokens",
 }
-"""Kernels that read nothing, a number a thread, ids or bytes here and there, or 4 bytes of codes for 16 written."""
+"""Kernels that read nothing, a number a thread, rows of odd lengths, ids or bytes here and there, or 4 bytes of codes
+for 16 written.
+"""
 CHAINED = {
     *("multiply_few", "rms_norm_rows", "add_rms_norm_rows", "rotate_and_store_heads", "decode_attention"),
     "rotate_and_attend",

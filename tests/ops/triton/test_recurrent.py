@@ -5,6 +5,7 @@ import torch
 
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.recurrent import GateActivation, StateRows
+from quire.ops.triton import decayed_products
 from quire.ops.triton.backend import TritonBackend
 from tests.ops.test_recurrent import CASES, Case, by_token, make, step_rows
 from tests.ops.triton.conftest import DEVICE
@@ -12,7 +13,10 @@ from tests.ops.triton.conftest import DEVICE
 KERNELS = TritonBackend()
 DTYPES = [torch.bfloat16, torch.float32]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-IN_KERNELS = [name for name in CASES if not name.startswith("matrix memory")]
+IN_KERNELS = list(CASES)
+IN_CHUNKS = [
+    name for name in CASES if name.startswith(("mamba 2", "lightning", "delta rule")) and "channel" not in name
+]
 MIXED = (1, 3, 5, 2)
 
 
@@ -30,7 +34,10 @@ def make_case(name: str, dtype: torch.dtype, num_rows: int) -> tuple[Case, list[
 
 @pytest.fixture(autouse=True)
 def _only_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("causal_conv1d", "selective_scan", "ssd", "lightning_attention", "gated_delta_rule", "wkv", "rg_lru"):
+    for name in (
+        *("causal_conv1d", "selective_scan", "ssd", "lightning_attention", "gated_delta_rule", "wkv", "rg_lru"),
+        "mlstm",
+    ):
         monkeypatch.delattr(EagerRecurrent, name)
 
 
@@ -78,6 +85,89 @@ def test_prompts_beside_decode_steps(name: str) -> None:
     torch.testing.assert_close(state.double(), expected_state, atol=1e-5 * scale, rtol=1e-5)
     there = rows._replace(starts_there=rows.starts.to(DEVICE))
     assert torch.equal(case.operation(inputs, lone, there), out)
+
+
+LONG = (1, 37, 16, 17)
+"""Rows of few tokens, and of chunks, of which the last are not whole."""
+SHORT_CHUNK = 16
+"""Tokens of a chunk in the interpreter, which takes long for 64."""
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decayed_products, "CHUNK", SHORT_CHUNK)
+
+
+def long_case(name: str, dtype: torch.dtype) -> tuple[Case, list[torch.Tensor], torch.Tensor, StateRows]:
+    case, inputs, state = make_case(name, dtype, sum(LONG))
+    rows = step_rows(LONG, [4, 0, 2, 1])._replace(is_new=torch.tensor([False, True, True, False]))
+    state[[0, 2]] = torch.nan
+    return case, inputs, state, on_device(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *([torch.float32] if DEVICE == "cpu" else [])])
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_chunks_of_prompts_are_those_of_the_formula(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, which only the interpreter computes exactly, errors would show that rounding hides."""
+    monkeypatch.setattr(decayed_products, "CHUNKED_TYPES", DTYPES)
+    case, inputs, state, rows = long_case(name, dtype)
+    zeros = state.nan_to_num(0.0)
+    expected, expected_state = by_token(case, inputs, zeros, rows)
+    out = case.operation(inputs, state, rows)
+    scale, exact = expected.abs().max().item(), TOLERANCE[dtype] if dtype == torch.bfloat16 else 5e-5
+    torch.testing.assert_close(out.double(), expected, atol=exact * scale, rtol=exact)
+    bound = 2e-5 if dtype == torch.float32 else 5e-3  # additions to states are rounded to 8 bits
+    most = expected_state.abs().max().item()
+    torch.testing.assert_close(state.double(), expected_state, atol=bound * most, rtol=bound)
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_equal_keys_do_not_make_chunks_worse(name: str) -> None:
+    """Nothing cancels, so that errors of states add up."""
+    case, inputs, state, rows = long_case(name, torch.bfloat16)
+    shared = 2 if name.startswith("mamba") else 1
+    inputs[shared] = inputs[shared][:1].expand_as(inputs[shared]).contiguous()
+    expected, _ = by_token(case, inputs, state.nan_to_num(0.0), rows)
+    out = case.operation(inputs, state, rows)
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, atol=2e-2 * scale, rtol=2e-2)
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_a_row_of_few_tokens_has_its_bits_beside_long_prompts(name: str) -> None:
+    case, inputs, state, rows = long_case(name, torch.bfloat16)
+    lone = state.clone()
+    out = case.operation(inputs, state, rows)
+    alone = [x[38:54] for x in inputs]
+    own = on_device(step_rows([16], [2], is_new=True))
+    assert torch.equal(case.operation(alone, lone, own), out[38:54])
+    assert torch.equal(lone[2], state[2])
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_an_invariant_backend_has_no_chunks(name: str) -> None:
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        case, state = make(name, TritonBackend(is_invariant=True), torch.bfloat16)
+        inputs = case.inputs(40, torch.bfloat16)
+    in_parts = state.clone()
+    out = case.operation(inputs, state, on_device(step_rows([40], [2])))
+    parts = [
+        case.operation([x[begin:end] for x in inputs], in_parts, on_device(step_rows([end - begin], [2])))
+        for begin, end in ((0, 29), (29, 40))
+    ]
+    assert torch.equal(torch.cat(parts), out)
+    assert torch.equal(in_parts, state)
+
+
+def on_device(rows: StateRows) -> StateRows:
+    return rows._replace(slots=rows.slots.to(DEVICE), is_new=rows.is_new.to(DEVICE))
 
 
 @pytest.mark.parametrize("name", IN_KERNELS)
