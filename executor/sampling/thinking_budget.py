@@ -34,11 +34,14 @@ class Thinking:
             return None
         return self._marks.end[0][self._num_forced]
 
-    def after(self, token_ids: Sequence[int]) -> "Thinking":
-        """The progress after more tokens, as another object."""
+    def after(self, token_ids: Sequence[int]) -> "Thinking | None":
+        """The progress after more tokens, as another object; None: one is not the forced one, so nothing follows."""
         other = copy(self)
         other._tail = self._tail.copy()
-        other.push(token_ids)
+        for token_id in token_ids:
+            if other.forced not in (None, token_id):
+                return None
+            other.push([token_id])
         return other
 
     def push(self, token_ids: Sequence[int]) -> None:
@@ -86,11 +89,10 @@ class ThinkingBudget(FollowingMask):
         self._drafts = drafts_between(batch)
         num_seen: dict[int, int] = {}  # by slot, rows
         for row, slot in zip(rows.tolist(), batch.slots.tolist(), strict=True):
-            state, place = self._states[slot], num_seen.get(slot, 0)
-            if place:
-                state = state.after(self._drafts[slot][:place])
+            place = num_seen.get(slot, 0)
             num_seen[slot] = place + 1
-            if (token_id := state.forced) is not None:
+            state = self._states[slot].after(self._drafts[slot][:place]) if place else self._states[slot]
+            if state is not None and (token_id := state.forced) is not None:
                 logits[row] = -torch.inf
                 logits[row, token_id] = 0
 
