@@ -63,7 +63,7 @@ class Renderer:
         if self._media is not None and parts:
             self._media.reader.check(parts)
             facts = await self._media.reader.facts_of(parts)
-            texts = {modality: each.placeholder for modality, each in facts.items()}
+            texts: dict[str, str] = {modality: each.placeholder for modality, each in facts.items()}
             placeholders = Placeholders(texts, self._media.reader.interleaves)
         if chat.num_characters > INLINE_CHARACTERS:
             text = await asyncio.to_thread(self._write, chat, messages, placeholders)

@@ -306,8 +306,9 @@ def predicted_text(prediction: Any) -> str:
     )
     if isinstance(content, str):
         return content
-    texts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    if not isinstance(content, list) or len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+    parts = content if isinstance(content, list) else [None]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
         raise ParameterError(
             'prediction must be {"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": '
             "...}.",

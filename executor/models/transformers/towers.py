@@ -196,7 +196,7 @@ def find_text(model: PreTrainedModel, backbone: nn.Module, findings: Findings) -
     for child in backbone.children():
         if attending <= set(child.modules()) and child in findings.called and takes(child, "inputs_embeds"):
             return child
-    first = next((module[0] for module in backbone.modules() if _is_stack(module, findings)), None)
+    first = next((next(module.children()) for module in backbone.modules() if _is_stack(module, findings)), None)
     if first is None or not _takes_embeddings_unchanged(model, backbone, first):
         raise ModelLoadError("no part of it is a language model that takes embeddings")
     return first
@@ -210,7 +210,8 @@ def _is_stack(module: nn.Module, findings: Findings) -> bool:
 
 def _takes_embeddings_unchanged(model: PreTrainedModel, backbone: nn.Module, first: nn.Module) -> bool:
     """Returns True if embeddings that `backbone` is given are the input of its first layer."""
-    embeds = torch.arange(2 * model.get_input_embeddings().weight.shape[1]).view(1, 2, -1).mul(0.7).sin()
+    embedding: Any = model.get_input_embeddings()
+    embeds = torch.arange(2 * embedding.weight.shape[1]).view(1, 2, -1).mul(0.7).sin()
     with runnable(model, Findings(), {}):
         given = reach(backbone, first, {"inputs_embeds": embeds.to(model.dtype)})["inputs_embeds"]
     return given.shape == embeds.shape and torch.equal(given, embeds.to(model.dtype))

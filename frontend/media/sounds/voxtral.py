@@ -33,7 +33,7 @@ class VoxtralAudio:
             samples,
             sampling_rate=self.rate,
             truncation=False,
-            padding=True,
+            padding="longest",
             pad_to_multiple_of=self._extract.n_samples,
             return_tensors="np",
         )
