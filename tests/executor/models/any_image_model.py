@@ -49,7 +49,7 @@ _TOWER_SIZES: dict[tuple[str, ...], Any] = {
 }  # fmt: skip
 _OUTER_SIZES = {
     "hidden_size": 64, "vocab_size": VOCAB_SIZE, "projector_hidden_size": 64, "projection_dim": 64,
-    "mm_hidden_size": 32, "vision_feature_layer": -1, "mm_tokens_per_image": 4,
+    "mm_hidden_size": 32, "vision_feature_layer": -1, "mm_tokens_per_image": 4, "insert_layer_id": 0,
 }  # fmt: skip
 _TEXTS = ("text_config", "language_config", "llm_config", "decoder")
 
