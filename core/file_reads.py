@@ -52,12 +52,13 @@ class FileReads:
         answer = asyncio.wrap_future(future)
         try:
             done, _ = await asyncio.wait([answer], timeout=self._seconds)
-            if done:
-                return answer.result()
-        finally:
-            if not answer.done():
-                answer.cancel()
-                self._leave(files, future)
+        except asyncio.CancelledError:  # nobody waits any more, which says nothing about the files
+            answer.cancel()
+            raise
+        if done:
+            return answer.result()
+        answer.cancel()
+        self._leave(files, future)
         raise self._error()
 
     def _submit(self, files: Hashable, function: Callable[[], T]) -> "Future[T]":

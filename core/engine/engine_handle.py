@@ -32,6 +32,8 @@ SPARE_AFTER_RESTART_SECONDS = 1.0
 """The same after a restart, which another may follow: without a spare engine, that one takes far longer."""
 SPARE_CHECK_SECONDS = 5.0
 """Time between looks at the spare engine, which may have been killed or stopped meanwhile."""
+SPARE_RETRY_SECONDS = 60.0
+"""Time until the next attempt, where no spare engine can be started."""
 
 
 class EngineUser(Protocol):
@@ -298,10 +300,11 @@ class EngineHandle:
             return
         try:
             self._launcher.warm_up()
+            seconds = SPARE_CHECK_SECONDS
         except Exception as error:  # then the next start takes longer
             logger.warning("no spare engine can be started: %s", explain(error))
-        else:
-            asyncio.get_running_loop().call_later(SPARE_CHECK_SECONDS, self._warm_up, life)
+            seconds = SPARE_RETRY_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self._warm_up, life)
 
 
 async def _see_off(engine: RunningEngine, end: QuireError, *, saves_flight: bool) -> None:

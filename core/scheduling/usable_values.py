@@ -54,7 +54,7 @@ class UsableValues:
                 self._probes.add(request)
             return
         failed, is_usable = _judge(step, result)
-        if PROBE_ID in failed and self._is_probing:
+        if PROBE_ID in failed and self._is_probing and not is_usable:
             raise EngineError(
                 f"The model's values were NaN or infinite for each of the last {len(self._failed)} requests, and then "
                 f"for {self._probes.description}: the device or the weights are at fault."

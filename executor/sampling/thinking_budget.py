@@ -86,7 +86,7 @@ class ThinkingBudget(FollowingMask):
         return self._used[batch.slots]
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
-        self._drafts = drafts_between(batch)
+        self._drafts |= drafts_between(batch)  # a step may come in parts
         num_seen: dict[int, int] = {}  # by slot, rows
         for row, slot in zip(rows.tolist(), batch.slots.tolist(), strict=True):
             place = num_seen.get(slot, 0)

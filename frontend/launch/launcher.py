@@ -172,6 +172,7 @@ class EngineLauncher:
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
         self._spare: EngineSubprocess | None = None
+        self._dropped: set[asyncio.Task[None]] = set()
         self._last: EngineSubprocess | None = None  # that was handed out
 
     @property
@@ -193,8 +194,7 @@ class EngineLauncher:
         Replaces one that has ended or that a signal has stopped, with a warning."""
         if self._spare is not None and not self._spare.can_begin:
             logger.warning("the spare engine process %s was killed or stopped; another one starts", self._spare.pid)
-            self._spare.kill()
-            self._spare.join()
+            self._drop(self._spare)
             self._spare = None
         if self.config.keeps_spare and self._spare is None:
             self._spare = self.start(is_spare=True)
@@ -215,10 +215,17 @@ class EngineLauncher:
         if spare is not None:
             if spare.begin(follows):
                 return spare
-            spare.kill()
+            self._drop(spare)
         if self._epochs is not None:
             await self._epochs.wait_for_hosts(self.config.place.data)
         return self._start_in_common(follows)
+
+    def _drop(self, spare: EngineSubprocess) -> None:
+        """Ends a spare engine that cannot take its turn, without waiting for its end."""
+        spare.kill()
+        task = asyncio.create_task(spare.wait_freed(FREE_SECONDS))
+        self._dropped.add(task)
+        task.add_done_callback(self._dropped.discard)
 
     def _start_in_common(self, follows: int | None = None) -> EngineSubprocess:
         if self._epochs is None:

@@ -73,6 +73,8 @@ class Hearing:
                 param=param,
             )
         samples = read_samples_of(value, param)
+        if not samples.rate:
+            raise ParameterError(f"{param}: the samples need their rate, such as (array, 16000).", param=param)
         return await self._read(samples.data, samples.rate, param, divides=False)
 
     def close(self) -> None:

@@ -54,6 +54,25 @@ def test_hung_reads_take_few_threads() -> None:
     assert until_read(reads, lambda: 5) == 5
 
 
+def test_who_stops_waiting_says_nothing_about_the_files() -> None:
+    reads, held, begun = FileReads(10), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        held.wait()
+
+    async def scenario() -> None:
+        left = asyncio.create_task(reads.ask("a", hold))
+        await asyncio.to_thread(begun.wait)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert await reads.ask("a", lambda: 5) == 5
+
+    asyncio.run(scenario())
+    held.set()
+
+
 def test_errors_of_a_read_are_its_own() -> None:
     async def ask() -> None:
         with pytest.raises(TimeoutError, match="own"):

@@ -50,7 +50,8 @@ class GrammarLibrary:
         return loader.matcher(self._load(loader, grammar))
 
     def pieces(self, grammar: Grammar) -> Sequence[bytes]:
-        """The text of each token of the grammar's vocabulary; known once a matcher of the vocabulary was built."""
+        """The text of each token of the grammar's vocabulary."""
+        self._loader(grammar)
         return self._pieces[grammar.vocabulary_path]
 
     def _loader(self, grammar: Grammar) -> Loader:

@@ -49,8 +49,7 @@ class GrammarMasks(FollowingMask):
         self._chosen: dict[int, list[int]] = {}  # by slot; the tokens that its matcher has not accepted yet
         self._drafts: dict[int, list[int]] = {}  # by slot; of the current step
         self._next: dict[int, np.ndarray] = {}  # by slot; the next mask, where it is known already
-        self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the current step
-        self._masked: dict[int, int] = {}  # slot to row of the bitmask, of its next token
+        self._masked: dict[int, np.ndarray] = {}  # by slot; of the current step, the masks from its next token on
         self._pieces: dict[int, Sequence[bytes]] = {}  # by slot; the text of each token
         self._library = GrammarLibrary()
         # One thread, so that the work for a slot is done in the order of submission.
@@ -99,13 +98,14 @@ class GrammarMasks(FollowingMask):
         return self._active[batch.slots]
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
-        """Leaves only the tokens that the grammars allow."""
+        """Leaves only the tokens that the grammars allow. A step may come in parts, and a part again."""
         slots = batch.slots.tolist()
-        self._drafts = drafts_between(batch)
-        self._bitmask = self._fill(slots)
-        rows_of = enumerate(slots)
-        self._masked = {slot: row for row, slot in (reversed([*rows_of]) if self._drafts else rows_of)}  # first rows
-        self._ops.apply_bitmask(logits, rows, self._bitmask)
+        drafts = drafts_between(batch)
+        self._drafts |= drafts
+        bitmask = self._fill(slots)
+        rows_of = reversed([*enumerate(slots)]) if drafts else enumerate(slots)  # so that a slot's first row stays
+        self._masked |= {slot: bitmask[row:] for row, slot in rows_of}
+        self._ops.apply_bitmask(logits, rows, bitmask)
 
     def _fill(self, slots: list[int]) -> np.ndarray:
         """[num_rows, num_words] int32; zeros, which allow nothing, where a matcher failed."""
@@ -195,23 +195,23 @@ class GrammarMasks(FollowingMask):
         if not self._masked:
             return broken
         for row, (slot, token_id, is_usable) in enumerate(zip(slots.tolist(), token_ids, usable, strict=True)):
-            if (place := self._masked.pop(slot, None)) is None:
+            if (masks := self._masked.pop(slot, None)) is None:
                 continue
             drafts = self._drafts.get(slot)
-            if is_usable and not self._bitmask.item(place, token_id // 32) >> token_id % 32 & 1:
+            if is_usable and not masks.item(0, token_id // 32) >> token_id % 32 & 1:
                 broken.append(row)
                 self._unmask(slot)
             elif not is_usable and slot in self._chosen:
                 pass  # after a draft: the request samples here again
             elif not is_usable or token_id in self._eos_token_ids:
-                if not self._bitmask[place].any():
+                if not masks[0].any():
                     self._stuck.add(slot)
                 self._unmask(slot)
             else:
                 self._chosen.setdefault(slot, []).append(token_id)
                 if drafts and drafts.pop(0) == token_id:
-                    self._masked[slot] = place + 1
-        self._masked = {}
+                    self._masked[slot] = masks[1:]
+        self._masked, self._drafts = {}, {}
         return broken
 
     # ------------------------------------------------------------------------------------------------- forced pieces

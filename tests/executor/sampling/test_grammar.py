@@ -180,6 +180,30 @@ def test_masks_apply_to_their_rows_alone_until_the_end(grammar: Callable[..., Gr
     assert [row[2] for row in rows] == [ord("x"), END, ord("z"), ord("z")]  # after the end nothing is held
 
 
+def test_a_step_that_is_sampled_in_parts_follows_each_grammar(
+    grammar: Callable[..., Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, choose = Bench(), Sampler._choose
+
+    def short(sampler: Sampler, logits: torch.Tensor, batch: SampleBatch, wanted: int) -> Any:
+        if len(logits) > 1:
+            raise torch.OutOfMemoryError("no memory for two rows")
+        return choose(sampler, logits, batch, wanted)
+
+    monkeypatch.setattr(Sampler, "_choose", short)
+    bench.admit(1, grammar("pqr"))
+    bench.admit(3, grammar("xyz", "xgrammar"))
+    tokens = []
+    for place in range(4):
+        batch = SampleBatch(np.array([1, 3]), np.array([2 + place, 2 + place]), bench.table)
+        logits = torch.cat([preferring(END)] * 2)
+        sampled = bench.sampler.sample_in_parts(logits, batch, lambda: None)
+        bench.sampler.collect(sampled)
+        assert sampled.forbidden == sampled.without_memory == []
+        tokens.append(sampled.on_host[0])
+    assert [*zip(*tokens, strict=True)] == [(*ids("pqr"), END), (*ids("xyz"), END)]
+
+
 class Watch:
     """Notes, in their order, masks being made and applied, and whatever makes the host wait for the device."""
 
