@@ -108,10 +108,11 @@ class ModelRunner:
 
         def compute_again() -> torch.Tensor:
             nonlocal failed
-            if output.logits.dtype != torch.float32:
-                return output.logits  # sampling changes copies; masks may be applied again
+            is_plain = _is_plain(inputs)
+            if output.logits.dtype != torch.float32 and not is_plain:
+                return output.logits  # masked in place, at most: only raw log-probabilities would see it
             assert self._parts is not None
-            logits, more = self._parts.logits(plan, is_plain=_is_plain(inputs))
+            logits, more = self._parts.logits(plan, is_plain=is_plain)
             failed |= more
             return logits
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET, Struct
 
+from quire.core import envs
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
@@ -39,6 +40,10 @@ from quire.frontend.requests.deadline import current_deadline
 from quire.frontend.requests.merging import OutputStream
 
 CLIPS_AT_ONCE = 8
+_FEWEST_BYTES = 750
+"""Of a file a second of sound: 6 kbit/s, the least that codecs of speech have."""
+_BYTES_A_SECOND = 64_000
+"""Of float32 samples at 16 kHz, as most models hear."""
 """Clips of one sound that the engine has at once, so that a long sound leaves room for other requests."""
 
 _WITHOUT_SPACES = {"ja", "zh", "yue", "th", "lo", "my"}
@@ -78,9 +83,9 @@ class SpeechToText:
             EngineError: the engine failed.
         """
         speech = self._check(request)
-        async with self._room.place() as place:
+        async with self._room.place(_most_bytes(data)) as place:
             opened = await self._open(request, data, headers, speech)
-            place.num_bytes = opened.sound.num_bytes
+            place.settle(opened.sound.num_bytes)
             clips = await self._write_all(request, opened)
         return self._answer(request, opened, clips)
 
@@ -89,9 +94,9 @@ class SpeechToText:
     ) -> AsyncGenerator[bytes, None]:
         """The answer as events; closing the generator aborts it in the engine. Errors as for `complete`."""
         speech = self._check(request)
-        async with self._room.place() as place:
+        async with self._room.place(_most_bytes(data)) as place:
             opened = await self._open(request, data, headers, speech)
-            place.num_bytes = opened.sound.num_bytes
+            place.settle(opened.sound.num_bytes)
             async with aclosing(self._frames(request, opened)) as frames:
                 async for frame in frames:
                     yield frame
@@ -228,6 +233,12 @@ class SpeechToText:
             segments,
             usage=usage,
         )
+
+
+def _most_bytes(data: bytes) -> int:
+    """The most that the samples of a file may take while it is read."""
+    seconds = min(len(data) / _FEWEST_BYTES, envs.read_float("MAX_AUDIO_DECODE_DURATION_S"))
+    return int(seconds * _BYTES_A_SECOND)
 
 
 async def _in_time(reading: Awaitable[SpokenSound]) -> SpokenSound:

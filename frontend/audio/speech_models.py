@@ -146,10 +146,11 @@ class InstructedModel:
         if "audio" not in self._media.reader.kinds:
             raise hears_nothing(self._engine.model.name)
         sound = await self._media.reader.divide(data, "file", self._instruction.clip_seconds)
-        clips = [
-            SpokenClip(part.start_seconds, part.num_seconds, await self._prompt(request, Content(part.data, rate=0)))
-            for part in sound.parts
-        ]
+        clips = []
+        for part in sound.parts:
+            prompt = await self._prompt(request, Content(part.data, rate=0))
+            part.data = b""  # hours of samples beside what the model reads of them
+            clips.append(SpokenClip(part.start_seconds, part.num_seconds, prompt))
         language, wanted = _codes(request)
         written = language if request.task == "transcribe" else wanted or "en"
         num_bytes = sum(item.num_bytes for clip in clips for item in clip.prompt.media)
@@ -159,7 +160,7 @@ class InstructedModel:
         text = self._instruction.write(request)
         if self._instruction.is_whole:
             part = MediaPart("audio", content, "file")
-            facts = await self._media.reader.facts("audio")
+            facts = await self._media.reader.facts("audio", "file")
             whole = text.replace("{sound}", facts.placeholder)
             return await self._media.read(whole, [part], add_special_tokens=False, param="file")
         if request.prompt.strip():

@@ -114,15 +114,15 @@ class MediaReader:
                     "(--limit-mm-per-prompt)"
                 )
 
-    async def facts(self, modality: Modality) -> ItemFacts:
-        """How items of one kind stand in prompts.
+    async def facts(self, modality: Modality, param: str = "messages") -> ItemFacts:
+        """How items of one kind stand in prompts. Errors name `param`.
 
         Raises:
             ParameterError: the model's processor cannot be used here.
         """
         facts = self._facts.get(modality)
         if facts is None:
-            facts = await self._decoder.ask(_DESCRIBE[modality](), ItemFacts, num_bytes=0, param="messages")
+            facts = await self._decoder.ask(_DESCRIBE[modality](), ItemFacts, num_bytes=0, param=param)
             self._facts[modality] = facts
             if facts.fault:
                 logger.warning(
@@ -132,7 +132,7 @@ class MediaReader:
             raise ParameterError(
                 f"Items of type {modality} cannot be read here, because the model's processor is not usable: "
                 f"{facts.fault}",
-                param="messages",
+                param=param,
             )
         return facts
 
@@ -176,7 +176,7 @@ class MediaReader:
             ParameterError: it cannot be read; `param` is its name.
             UnavailableError: the host is too busy.
         """
-        await self.facts("audio")
+        await self.facts("audio", param)
         question = DivideSound(data, self._max_seconds, clip_seconds)
         return await self._decoder.ask(question, DividedSound, num_bytes=len(data), param=param)
 

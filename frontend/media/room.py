@@ -1,7 +1,7 @@
 """Bounds the memory of sounds that are being worked on: others wait, and too many of them are refused."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from quire.core.errors import OverloadedError
@@ -13,10 +13,20 @@ RETRY_SECONDS = 10.0
 
 
 class Place:
-    """One request's place in a `Room`; `num_bytes` is what its media take."""
+    """One request's place in a `Room`.
 
-    def __init__(self) -> None:
-        self.num_bytes = 0
+    Args:
+        num_bytes: what its media may take, until `settle` tells.
+    """
+
+    def __init__(self, num_bytes: int, on_settled: Callable[[], None]) -> None:
+        self.num_bytes = num_bytes
+        self._on_settled = on_settled
+
+    def settle(self, num_bytes: int) -> None:
+        """Notes what the media take."""
+        self.num_bytes = num_bytes
+        self._on_settled()
 
 
 class Room:
@@ -40,8 +50,8 @@ class Room:
         self._left = asyncio.Event()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[Place]:
-        """A place for as long as the request keeps its media.
+    async def place(self, num_bytes: int = 0) -> AsyncIterator[Place]:
+        """A place for as long as the request keeps its media, which may take `num_bytes` while they are read.
 
         Raises:
             OverloadedError: too many wait.
@@ -52,7 +62,7 @@ class Room:
                 f"{RETRY_SECONDS:.0f} s.",
                 retry_after_seconds=RETRY_SECONDS,
             )
-        place = Place()
+        place = Place(num_bytes, self._left.set)
         self._num_waiting += 1
         try:
             async with self._door:

@@ -16,7 +16,7 @@ def test_others_wait_in_order_and_too_many_are_refused() -> None:
 
         async def work(name: str, num_bytes: int) -> None:
             async with room.place() as place:
-                place.num_bytes = num_bytes
+                place.settle(num_bytes)
                 entered.append(name)
                 await leave[name].wait()
 
@@ -42,5 +42,25 @@ def test_others_wait_in_order_and_too_many_are_refused() -> None:
         assert entered == ["a", "b", "c", "d"]
         leave["d"].set()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_what_a_sound_may_take_counts_until_it_is_known() -> None:
+    async def run() -> None:
+        room, entered = Room(max_bytes=10), asyncio.Event()
+
+        async def second() -> None:
+            async with room.place(12):
+                entered.set()
+
+        async with room.place(12) as first:
+            task = asyncio.create_task(second())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not entered.is_set()
+            first.settle(3)
+            await asyncio.wait_for(entered.wait(), 10)
+            await task
 
     asyncio.run(run())
