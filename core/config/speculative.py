@@ -85,12 +85,12 @@ class SpeculativeOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     enable_adaptive_verification: bool | None = None  # False: always as many drafts as there are
     enforce_eager: bool | None = None
     # of `ngram`
-    prompt_lookup_max: Positive | None = None
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | None = None
     prompt_lookup_min: Positive | None = None
     # of `suffix`
     suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=2, le=MOST_DRAFTS)] = 24
     suffix_decoding_max_cached_requests: NotNegative = 10000
-    suffix_decoding_max_spec_factor: Annotated[float, Meta(ge=0)] = 1.0
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(ge=0, le=MOST_DRAFTS)] = 1.0
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
     # of methods with a checkpoint
     revision: str | None = None

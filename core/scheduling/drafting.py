@@ -68,7 +68,8 @@ class Drafting:
             known = self._by_kind.setdefault(kind, Acceptance(keep=0.98))
             request.drafts = Acceptance(known)
         request.draft_limit = 0
-        self._next_decision = self._num_plans
+        if request.drafts is not None:
+            self._next_decision = self._num_plans
 
     def _kind_of(self, request: Request) -> str | None:
         """The most certain source of a request's drafts; None: it has none."""
@@ -114,12 +115,18 @@ class Drafting:
             return
         self._next_decision = self._num_plans + DECIDE_EVERY
         drafting = [request for request in running if request.drafts is not None]
-        if not drafting or not self._costs.is_known(len(running)):
+        if not drafting:
+            self._stop(running)
+            return
+        if not self._costs.is_known(len(running)):
             self._stop(running)
             self._next_decision = self._num_plans + 1
             return
-        if len(running) > 1 and not all(map(self._is_known, drafting)):
-            self._try(drafting, running, most=2)
+        unknown = [request for request in drafting if not self._is_known(request)]
+        if len(running) > 1 and unknown:
+            known = [request for request in drafting if self._is_known(request)]
+            self.is_on = bool(known) and self._pays(known, len(running))
+            self._try(unknown, running, most=2, others=known if self.is_on else ())
         elif self._pays(drafting, len(running)):
             self.is_on = True
             self._pause = FIRST_PAUSE
@@ -160,9 +167,14 @@ class Drafting:
             worth = max(1.0, num_tokens / num_rows / time)
         return num_asked > 0 and (num_tokens / num_rows >= MARGIN * time or time <= FREE)
 
-    def _try(self, drafting: Sequence[Request], running: Sequence[Request], most: int) -> None:
-        """Lets one request, in turns, have a few drafts."""
-        self._stop(running)
+    def _try(
+        self, drafting: Sequence[Request], running: Sequence[Request], most: int, others: Sequence[Request] = ()
+    ) -> None:
+        """Lets one request, in turns, have a few drafts; `others` keep theirs."""
+        if not others:
+            self._stop(running)
+        for request in drafting:
+            request.draft_limit = 0
         self._turn = (self._turn + 1) % len(drafting)
         request = drafting[self._turn]
         request.draft_limit = min(most, self._most(request, len(running)))
@@ -190,22 +202,23 @@ class Drafting:
         self._last_result_at = now
         num_drafts = 0
         held = result.num_drafts
-        wanted = [count for count in plan.num_wanted if count]
-        for row, (request, count, tokens) in enumerate(zip(step.requests, wanted, result.token_ids, strict=True)):
-            if count > 1:
-                num_drafts += count - 1
-                self._active_until = self._num_plans + 4
-                if request.drafts is not None and request.status is not RequestStatus.FINISHED:
-                    request.drafts.add(count - 1, len(tokens) - 1)
-                    request.draft_rest = 0 if len(tokens) > 1 else REST
-            elif request.draft_rest:
-                request.draft_rest -= 1
-            if limits and limits[row] and request.drafts is not None:
-                request.drafts.add_supply(bool(held and held[row]))
-        is_decode = all(count == each for count, each in zip(plan.num_scheduled, plan.num_wanted, strict=True))
-        if not is_decode or not wanted or seconds <= 0:
+        num_rows = len(step.requests)
+        if limits or max(plan.num_wanted, default=0) > 1:
+            wanted = [count for count in plan.num_wanted if count]
+            for row, (request, count, tokens) in enumerate(zip(step.requests, wanted, result.token_ids, strict=True)):
+                if count > 1:
+                    num_drafts += count - 1
+                    self._active_until = self._num_plans + 4
+                    if request.drafts is not None and request.status is not RequestStatus.FINISHED:
+                        request.drafts.add(count - 1, len(tokens) - 1)
+                        request.draft_rest = 0 if len(tokens) > 1 else REST
+                elif request.draft_rest:
+                    request.draft_rest -= 1
+                if limits and limits[row] and request.drafts is not None:
+                    request.drafts.add_supply(bool(held and held[row]))
+        if plan.num_scheduled != plan.num_wanted or not num_rows or seconds <= 0:  # with a part of a prompt
             return
         if limits:
-            self._costs.add(len(wanted), num_drafts, sum(map(bool, limits)), seconds)
+            self._costs.add(num_rows, num_drafts, sum(map(bool, limits)), seconds)
         elif not num_drafts:
-            self._costs.add_plain(len(wanted), seconds)
+            self._costs.add_plain(num_rows, seconds)

@@ -41,7 +41,7 @@ class QueuedBytes:
 def _parts(request: Request) -> Iterator[tuple[Any, int]]:
     """What a request holds, and its bytes."""
     prompt, grammar = request.prompt, request.grammar
-    num_bytes = TOKEN_BYTES * len(prompt.token_ids)
+    num_bytes = TOKEN_BYTES * (len(prompt.token_ids) + len(request.prediction))
     if prompt.embeds is not None:
         num_bytes += len(prompt.embeds.rows) + len(prompt.embeds.row_digests)
     if prompt.encoder is not None:

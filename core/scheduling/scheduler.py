@@ -68,6 +68,9 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.row_outputs import RequestFailure
 
+ALONE = 64
+"""Rows of a step with drafts, however few requests may run at once."""
+
 
 class Scheduler:
     """Plans steps, as the module's docstring describes. `Results` takes in what comes back.
@@ -335,6 +338,8 @@ class Scheduler:
         chunk_size, sample, totals = self._prefill.chunk_size, sampling.append, self._totals
         drafting = self._results.has_drafts
         staged, room = self._num_stages > 1, -(-len(self._held.running) // self._num_stages)
+        # Drafts leave each running request a token, and are no more rows of logits than there is memory for.
+        room_for_drafts = min(budget, max(self._limits.max_num_seqs, ALONE)) - len(self._held.running)
         for request in self._held.running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
             end = request.num_tokens
@@ -346,8 +351,9 @@ class Scheduler:
             if num_new != 1:
                 if request.num_drafts:
                     # A snapshot at a border is of known tokens alone, so a row with drafts ends before it.
-                    room_for_drafts = max(1, self._kv.next_border(start) - 1 - start)
-                    num_new = request.take_drafts(min(budget, room_for_drafts))
+                    most = min(budget, self._kv.next_border(start) - 1 - start, 1 + room_for_drafts)
+                    num_new = request.take_drafts(max(1, most))
+                    room_for_drafts -= max(0, num_new - 1)
                 else:
                     paced = self._pace.budget(end, budget)
                     num_new = chunk_size(num_new, paced, self._kv.next_border(start) - start)

@@ -4,12 +4,31 @@ The worker takes drafts from it, and the frontend counts with it what became tru
 agree, and a replayed request is counted as if nothing had happened.
 """
 
+from array import array
 from collections.abc import Sequence
 
 _NEAR = ((2, 64), (1, 8))
 """After a difference, so many equal tokens within so many places are enough to go on there."""
 _ANYWHERE = 3
 """So many are enough at any later place."""
+
+
+class Prediction:
+    """The tokens of a prediction, which several walks may share."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = list(token_ids)
+        self._packed = array("i", self.token_ids).tobytes()
+
+    def find(self, run: list[int], start: int) -> int | None:
+        """The first place from `start` on where the tokens of `run` stand; None: nowhere."""
+        wanted, size = array("i", run).tobytes(), array("i").itemsize
+        found = self._packed.find(wanted, start * size)
+        while found % size:  # between two tokens; -1, nowhere, is none either
+            if found < 0:
+                return None
+            found = self._packed.find(wanted, found + 1)
+        return found // size
 
 
 class PredictionWalk:
@@ -19,15 +38,13 @@ class PredictionWalk:
         num_right: tokens of the output that stood in the prediction where it was expected to go on.
     """
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        self._tokens = list(token_ids)
+    def __init__(self, prediction: Prediction) -> None:
+        self._prediction = prediction
+        self._tokens = prediction.token_ids
         self._place = 0  # of the next token, if the output goes on as predicted
         self._is_lost = False  # the newest token was not predicted
         self._tail: list[int] = []
         self.num_right = 0
-        self._runs: dict[tuple[int, ...], list[int]] = {}  # places of runs of `_ANYWHERE` tokens, ascending
-        for start in range(len(self._tokens) - _ANYWHERE + 1):
-            self._runs.setdefault(tuple(self._tokens[start : start + _ANYWHERE]), []).append(start)
 
     @property
     def num_wrong(self) -> int:
@@ -53,10 +70,8 @@ class PredictionWalk:
 
     def _find(self) -> int | None:
         """The first place after the newest tokens of the output, from the current place on."""
-        if len(self._tail) == _ANYWHERE:
-            for start in self._runs.get(tuple(self._tail), ()):
-                if start >= self._place:
-                    return start + _ANYWHERE
+        if len(self._tail) == _ANYWHERE and (start := self._prediction.find(self._tail, self._place)) is not None:
+            return start + _ANYWHERE
         for length, distance in _NEAR:
             tail = self._tail[-length:]
             for start in range(self._place, min(self._place + distance, len(self._tokens) - length + 1)):

@@ -158,7 +158,7 @@ def build_runner(
         transfers,
         spans,
         ForwardReads() if drafts is None else drafts.reads,
-        None if drafts is None or not memory.states else StateRewind(forward, memory.states, table),
+        None if drafts is None or not memory.states else StateRewind(forward, memory.states, table, media),
         parts,
         None
         if is_cached

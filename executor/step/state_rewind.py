@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import build_input_batch
+from quire.executor.step.media_inputs import MediaInputs
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device
 
@@ -35,12 +36,20 @@ class StateRewind:
 
     Args:
         states: by recurrent layer, tensors whose first dimension is the slot.
+        media: knows the places that tokens are rotated by; None: the model reads text alone.
     """
 
-    def __init__(self, forward: Forward, states: Sequence[Sequence[Tensor]], table: RequestTable) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        states: Sequence[Sequence[Tensor]],
+        table: RequestTable,
+        media: MediaInputs | None = None,
+    ) -> None:
         self._forward = forward
         self._states = states
         self._table = table
+        self._media = media
 
     def save(self, plan: StepPlan) -> SavedStates | None:
         """Copies the states of rows with drafts, before the step; None if there are none."""
@@ -67,4 +76,5 @@ class StateRewind:
                 tensor[there] = copy[index]
         columns = (slots.tolist(), np.asarray(plan.num_computed)[rows].tolist(), num_tokens[rows].tolist())
         again = StepPlan(plan.step_id, [], [], *columns, [0] * len(rows), [])
-        self._forward.logits(build_input_batch(again, self._table, has_states=True))
+        batch = build_input_batch(again, self._table, has_states=True)
+        self._forward.logits(batch if self._media is None else self._media.place(again, batch))

@@ -245,12 +245,13 @@ class Conversations:
         return {**defaults, **chat.sampling, "max_tokens": sampling_input.limit_output(asked)}
 
     async def _prediction(self, chat: ChatInput) -> list[int]:
-        """The tokens of the predicted answer, as many as may come."""
+        """The tokens of the predicted answer, as many as may come. It ends before one that the model does not have."""
         if not chat.prediction:
             return []
         tokenize = self._engine.async_tokenizer.tokenize
         token_ids = await tokenize(chat.prediction, add_special_tokens=False, must_fit=False)
-        return token_ids[: self._engine.max_model_len]
+        token_ids, known = token_ids[: self._engine.max_model_len], self._engine.config.spec.vocab_size
+        return token_ids[: next((place for place, each in enumerate(token_ids) if each >= known), len(token_ids))]
 
     async def _open_stream(
         self, chat: ChatInput, prompt: Prompt, request_id: str, data_parallel_rank: int | None, prediction: list[int]

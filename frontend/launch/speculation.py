@@ -10,7 +10,15 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.pooling import PoolingSpec
 from quire.core.config.resolved import DraftMethod, DraftModelConfig, ModelSpec
-from quire.core.config.speculative import METHODS, OFF, Speculation, SpeculativeConfig, SpeculativeOptions, method_of
+from quire.core.config.speculative import (
+    METHODS,
+    MOST_DRAFTS,
+    OFF,
+    Speculation,
+    SpeculativeConfig,
+    SpeculativeOptions,
+    method_of,
+)
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout
 from quire.frontend.checkpoint import model_source
@@ -108,7 +116,7 @@ def resolve_speculation(
     if draft is None or options is None:
         return speculation, None
     if not speculation.num_tokens:
-        num_tokens = draft.hf_config["num_drafts"]
+        num_tokens = min(draft.hf_config["num_drafts"], MOST_DRAFTS)
         speculation = replace(speculation, num_tokens=num_tokens, most_drafts=max(num_tokens, speculation.most_drafts))
     size = options.draft_tensor_parallel_size
     if size not in (None, layout.tensor):

@@ -1,6 +1,6 @@
 """Drafts that a request brings: the output that its client predicts."""
 
-from quire.core.wire.prediction import PredictionWalk
+from quire.core.wire.prediction import Prediction, PredictionWalk
 from quire.core.wire.protocol import NewSlot
 from quire.executor.step.request_table import RequestTable
 
@@ -17,7 +17,7 @@ class Predictions:
         """Adds the prediction of a request that enters a slot, at the end of its output so far."""
         self.release([request.slot])
         if request.prediction:
-            walk = self._walks[request.slot] = PredictionWalk(request.prediction)
+            walk = self._walks[request.slot] = PredictionWalk(Prediction(request.prediction))
             walk.push(request.token_ids[request.num_prompt_tokens :])
             self._num_seen[request.slot] = len(request.token_ids)
 

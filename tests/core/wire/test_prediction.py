@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.wire.prediction import PredictionWalk
+from quire.core.wire.prediction import Prediction, PredictionWalk
 
 TEXT = list(range(10, 40))
 
@@ -25,7 +25,7 @@ TEXT = list(range(10, 40))
 )
 def test_what_comes_next_and_what_was_right(output: list[int], following: list[int], num_right: int) -> None:
     for size in (1, 2, len(output) or 1):  # however the output arrives
-        walk = PredictionWalk(TEXT)
+        walk = PredictionWalk(Prediction(TEXT))
         for start in range(0, len(output), size):
             walk.push(output[start : start + size])
         assert walk.next(100) == following
@@ -33,7 +33,21 @@ def test_what_comes_next_and_what_was_right(output: list[int], following: list[i
 
 
 def test_a_short_prediction() -> None:
-    walk = PredictionWalk([5])
+    walk = PredictionWalk(Prediction([5]))
     assert walk.next(4) == [5]
     walk.push([6])
     assert (walk.next(4), walk.num_right, walk.num_wrong) == ([], 0, 1)
+
+
+def test_a_run_is_found_between_tokens_that_look_like_it() -> None:
+    """Packed, the tokens 0 and 256 have the bytes of one token 1 shifted."""
+    walk = PredictionWalk(Prediction([256, 256, 256, 0, 1, 1, 1, 7]))
+    walk.push([5, 1, 1, 1])
+    assert walk.next(2) == [7]
+
+
+def test_walks_share_their_prediction() -> None:
+    prediction = Prediction(TEXT)
+    one, other = PredictionWalk(prediction), PredictionWalk(prediction)
+    one.push(TEXT[:9])
+    assert (one.next(1), other.next(1)) == ([TEXT[9]], [TEXT[0]])
