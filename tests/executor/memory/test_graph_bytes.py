@@ -27,10 +27,10 @@ def planned(rules: RecordingRules = RULES, **changes: Any) -> int:
 
 
 def test_all_graphs_share_the_largest_step_and_each_has_memory_of_its_own() -> None:
-    assert planned() == 16 * A_ROW + 1000 + 3 * 2 * 3 * 10, "nine requests have graphs of 16 rows, and of two lengths"
-    assert planned(graphs=GraphConfig(sizes=[4])) == 4 * A_ROW + 1000 + 1 * 2 * 3 * 10
-    assert planned(graphs=GraphConfig(max_size=4)) == 4 * A_ROW + 1000 + 2 * 2 * 3 * 10
-    assert planned(max_model_len=20) == 16 * A_ROW + 1000 + 3 * 3 * 10
+    assert planned() == 16 * A_ROW + 1000 + 3 * 2 * 5 * 10, "nine requests have graphs of 16 rows, and of two lengths"
+    assert planned(graphs=GraphConfig(sizes=[4])) == 4 * A_ROW + 1000 + 1 * 2 * 5 * 10
+    assert planned(graphs=GraphConfig(max_size=4)) == 4 * A_ROW + 1000 + 2 * 2 * 5 * 10
+    assert planned(max_model_len=20) == 16 * A_ROW + 1000 + 3 * 5 * 10
 
 
 def test_what_is_not_captured_takes_no_memory() -> None:

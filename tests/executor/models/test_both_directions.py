@@ -67,7 +67,7 @@ def test_tokens_see_later_ones(stem: str, tmp_path: Path) -> None:
     model: Any = load_model(spec)
     assert is_native(model)
     assert list(model.kv_layers) == []
-    ops = model._embed._rows.ops
+    ops = model.embed._rows.ops
     for states, prompt in zip(encode(model, PROMPTS, ops), PROMPTS, strict=True):
         torch.testing.assert_close(states, states_of(reference, stem, prompt), atol=1e-4, rtol=0)
 
@@ -77,7 +77,7 @@ def test_ranks_compute_the_same(tmp_path: Path) -> None:
 
     def run(group: Any) -> list[Tensor]:
         model: Any = load_model(read_spec(tmp_path), group=group)
-        return encode(model, PROMPTS, model._embed._rows.ops)
+        return encode(model, PROMPTS, model.embed._rows.ops)
 
     for got in on_every_rank(2, run):
         for states, prompt in zip(got, PROMPTS, strict=True):
