@@ -86,6 +86,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "processor": {"processor_class": "Qwen3VLProcessor"},
         "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
     },
+    "qwen3_5": {
+        "tokens": _QWEN_TOKENS,
+        "config": {
+            "text_config": {
+                "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+                "rope_parameters": {
+                    **_ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+                },
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "intermediate_size": 48,
+                "patch_size": 16, "num_position_embeddings": 16,
+            },
+        },
+        "image": {
+            "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16,
+            "size": {"shortest_edge": 64 * 32, "longest_edge": 128 * 128}, **_MEAN,
+        },
+        "processor": {"processor_class": "Qwen3VLProcessor"},
+        "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+    },
     "gemma3": {
         "tokens": {
             "image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",

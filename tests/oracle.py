@@ -39,3 +39,14 @@ class Liar(Oracle):
     """Is never right."""
 
     share = 0.0
+
+
+class Guesser:
+    """Knows nothing, and proposes the newest token again and the next ids, which are seldom right."""
+
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def propose(self, token_ids: list[list[int]], most: int) -> list[list[int]]:
+        """`most` drafts for each request."""
+        return [[(known[-1] + place) % 100 for place in range(most)] for known in token_ids]
