@@ -1,4 +1,4 @@
-"""Rejected drafts beside images: a model with recurrent layers computes accepted tokens again, at their right places."""
+"""Rejected drafts beside images: recurrent layers compute accepted tokens again, at their right places."""
 
 from pathlib import Path
 from typing import Any
