@@ -35,6 +35,10 @@ class KnownPages:
         for row in rows:
             self._write(plan.slots[row], plan.num_computed[row], plan.num_scheduled[row])
         places = {row: place for place, row in enumerate(rows)}
+        sampling = [row for row, wanted in enumerate(plan.num_wanted) if wanted]
+        limits = plan.draft_limits and [
+            limit for row, limit in zip(sampling, plan.draft_limits, strict=True) if row in places
+        ]
         return (
             replace(
                 plan,
@@ -46,6 +50,7 @@ class KnownPages:
                 appended_pages=[each for each in plan.appended_pages if each[0] in self._tables],
                 sampled=[(places[row], token) for row, token in plan.sampled if row in places],
                 outputs=[(places[row], kind) for row, kind in plan.outputs if row in places],
+                draft_limits=limits,
             ),
             rows,
         )
