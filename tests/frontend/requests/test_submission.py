@@ -38,6 +38,7 @@ SAID = {
     "caller": CALLER,
     "deadline": Deadline(9.5, 2.0),
     "adapter": "mine",
+    "prediction": [1, 2],
 }
 
 
