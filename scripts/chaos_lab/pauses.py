@@ -52,10 +52,13 @@ async def _measure(server: Server, role: str, number: signal.Signals, streams: i
     """Signals the busiest process of the role while streams run; returns each one's longest pause after it, seconds."""
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=httpx.Limits()) as client:
         names = (await client.get("/v1/models")).json()
-        watched = [_Stream(client, names["data"][0]["id"], tokens, seed) for seed in range(streams)]
+        model = names["data"][0]["id"]
+        before = {process: _seconds_computed(process) for process in server.processes()[role]}
+        await _Stream(client, model, tokens, streams).run()
+        victim = max(before, key=lambda process: _seconds_computed(process) - before[process])  # the others are spare
+        watched = [_Stream(client, model, tokens, seed) for seed in range(streams)]
         tasks = [asyncio.create_task(each.run()) for each in watched]
         await asyncio.gather(*(each.has_begun.wait() for each in watched))
-        victim = max(server.processes()[role], key=_seconds_computed)
         struck = time.monotonic()
         victim.send_signal(number)
         await asyncio.gather(*tasks)
@@ -92,7 +95,7 @@ class _Stream:
         async with self._client.stream("POST", "/v1/completions", json=self._body) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():
-                if '"error"' in line:
+                if line.startswith('data: {"error"'):
                     raise ServerError(line)
                 if line.startswith("data: {"):
                     self._times.append(time.monotonic())
