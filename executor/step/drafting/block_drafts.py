@@ -1,73 +1,30 @@
 """A speculator of layers that make all drafts of a sequence at once, in the places of mask tokens: DFlash."""
 
 import dataclasses
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.config.resolved import EngineConfig
-from quire.core.wire.protocol import NewSlot, StepPlan
-from quire.executor.models.base import BlockDraftHeads, Model
-from quire.executor.sampling.sampler import Sampler
+from quire.core.wire.protocol import StepPlan
+from quire.executor.models.base import BlockDraftHeads
 from quire.executor.sampling.sampling_feature import SampleBatch
-from quire.executor.step.drafting.method import MethodParts
-from quire.executor.step.drafting.target_pairs import TargetPairs, choose, options_of, reads, reads_of, states_of
+from quire.executor.step.drafting.state_drafts import StateDrafts
+from quire.executor.step.drafting.target_pairs import TargetPairs, choose, states_of
 from quire.executor.step.drafts import Proposal
-from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import build_input_batch
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.speculator import ForwardPass, ForwardReads, SampledTokens
+from quire.executor.step.speculator import ForwardPass, SampledTokens
 from quire.executor.transfers import to_device
 
 
-class BlockDrafts:
+class BlockDrafts(StateDrafts[BlockDraftHeads]):
     """Keeps what the layers make of the target's states of each step's tokens, then runs a block for each row.
 
-    A block's own keys and values lie past those, where the next step's overwrite them. The arguments are those of
-    `HeadDrafts`.
+    A block's own keys and values lie past those, where the next step's overwrite them.
     """
 
-    sees_all_steps = True
-
-    def __init__(
-        self,
-        model: BlockDraftHeads,
-        forward: Forward,
-        sampler: Sampler | None,
-        *,
-        num_drafts: int,
-        vocab_size: int,
-        max_positions: int,
-    ) -> None:
-        self.reads = reads(model.target_layers)
-        self._model = model
-        self._forward = forward
-        self._sampler = sampler
-        self._num_drafts = num_drafts
-        self._vocab_size = vocab_size
-        self._max_positions = max_positions
-
-    @classmethod
-    def reads_of(cls, config: EngineConfig) -> ForwardReads:
-        return reads_of(config)
-
-    @classmethod
-    def check(cls, config: EngineConfig, target: Model, draft: Model | None) -> None:
-        """Does nothing: layers that do not fit their target are refused as they are built."""
-
-    @classmethod
-    def build(cls, parts: MethodParts) -> Self:
-        assert parts.draft is not None
-        assert isinstance(parts.draft.model, BlockDraftHeads)
-        return cls(parts.draft.model, parts.draft.forward, **options_of(parts))
-
-    def admit(self, request: NewSlot) -> None:
-        """Does nothing: all state is in pages."""
-
-    def release(self, slots: list[int]) -> None:
-        """Does nothing."""
+    KIND = BlockDraftHeads
 
     def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
         pairs = TargetPairs.of(forward.plan, sampled)

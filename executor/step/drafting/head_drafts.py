@@ -7,24 +7,20 @@ tokens: it may cost a draft, and never changes a token.
 """
 
 import dataclasses
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.config.resolved import EngineConfig
-from quire.core.wire.protocol import NewSlot, StepPlan
-from quire.executor.models.base import DraftHeads, Model
-from quire.executor.sampling.sampler import Sampler
+from quire.core.wire.protocol import StepPlan
+from quire.executor.models.base import DraftHeads
 from quire.executor.sampling.sampling_feature import SampleBatch
-from quire.executor.step.drafting.method import MethodParts
-from quire.executor.step.drafting.target_pairs import TargetPairs, choose, options_of, reads, reads_of, states_of
+from quire.executor.step.drafting.state_drafts import StateDrafts
+from quire.executor.step.drafting.target_pairs import TargetPairs, choose, states_of
 from quire.executor.step.drafts import Proposal
-from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import build_input_batch
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.speculator import ForwardPass, ForwardReads, SampledTokens
+from quire.executor.step.speculator import ForwardPass, SampledTokens
 from quire.executor.transfers import to_device
 
 
@@ -45,59 +41,13 @@ class _Rows:
     wanted: np.ndarray
 
 
-class HeadDrafts:
+class HeadDrafts(StateDrafts[DraftHeads]):
     """Runs the layers on all tokens of each step, then on its own drafts, one after another.
 
     It reads the number of accepted tokens, so on an accelerator the launch waits for the step.
-
-    Args:
-        model: the layers.
-        forward: the same with their caches.
-        sampler: draws drafts as it draws tokens; None: the likeliest tokens are the drafts.
-        num_drafts: tokens proposed for a row.
-        vocab_size: of the target.
-        max_positions: the most tokens of a request that both models compute.
     """
 
-    sees_all_steps = True
-
-    def __init__(
-        self,
-        model: DraftHeads,
-        forward: Forward,
-        sampler: Sampler | None,
-        *,
-        num_drafts: int,
-        vocab_size: int,
-        max_positions: int,
-    ) -> None:
-        self.reads = reads(model.target_layers)
-        self._model = model
-        self._forward = forward
-        self._sampler = sampler
-        self._num_drafts = num_drafts
-        self._vocab_size = vocab_size
-        self._max_positions = max_positions
-
-    @classmethod
-    def reads_of(cls, config: EngineConfig) -> ForwardReads:
-        return reads_of(config)
-
-    @classmethod
-    def check(cls, config: EngineConfig, target: Model, draft: Model | None) -> None:
-        """Does nothing: layers that do not fit their target are refused as they are built."""
-
-    @classmethod
-    def build(cls, parts: MethodParts) -> Self:
-        assert parts.draft is not None
-        assert isinstance(parts.draft.model, DraftHeads)
-        return cls(parts.draft.model, parts.draft.forward, **options_of(parts))
-
-    def admit(self, request: NewSlot) -> None:
-        """Does nothing: all state is in pages."""
-
-    def release(self, slots: list[int]) -> None:
-        """Does nothing."""
+    KIND = DraftHeads
 
     def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
         pairs = TargetPairs.of(forward.plan, sampled)
