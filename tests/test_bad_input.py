@@ -73,8 +73,12 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pipe for the weights": (pipe("model.safetensors"), "model.safetensors is a named pipe, where a file belongs"),
     "10^9 layers": (configure(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; models have at most 16384"),
     "a table of other files": (
+        overwrite("gguf.json", '{"architecture": "llama", "files": ["/etc/hostname"], "tensors": {}}'),
+        "gguf.json is a table of files elsewhere",
+    ),
+    "a table of no files": (
         overwrite("gguf.json", '{"architecture": "llama", "files": [], "tensors": {}}'),
-        "gguf.json is",
+        "gguf.json is a table of a GGUF model without files",
     ),
     "quantized in an unknown way": (configure(quantization_config={"quant_method": "exl3"}), "quantized (exl3)"),
 }

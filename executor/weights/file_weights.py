@@ -125,6 +125,6 @@ class FileWeights:
             return f"{file} lacks tensor {listed!r}, which {self._listing.index.name} says it holds. Download it again."
         near = difflib.get_close_matches(name, self._files, n=3, cutoff=0.5)
         hint = f" Nearest names: {', '.join(near)}." if near else ""
-        paths = {file.path(each) for each, file in self._files.items()}
+        paths = {file.path(each) for each, file in self._files.items()} or set(self._listing.paths)
         where = " and ".join(sorted(map(str, paths if len(paths) == 1 else {path.parent for path in paths})))
         return f"The checkpoint has no tensor {name!r}.{hint} Is config.json the one that belongs to {where}?"

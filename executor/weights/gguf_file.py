@@ -42,6 +42,8 @@ class GgufFiles:
 
     def __init__(self, path: Path) -> None:
         table = read_gguf_table(path)
+        if not table.files:
+            raise ModelLoadError(f"{path} is a table of a GGUF model without files. Remove it, or serve the GGUF file.")
         self._tensors = dict(table.tensors)
         for name, tensor in table.tensors.items():
             if name.endswith(_STACKS):
