@@ -20,7 +20,8 @@ from quire.core.wire.rank import EnginePlace, Layout
 
 SPARE_PROCESS_BYTES = 250 * 2**20
 """What a process takes that has imported everything and has no model."""
-
+DRAFT_ROWS_ALONE = 64
+"""Rows of logits of a step with drafts, however few requests may run at once."""
 
 DraftMethod = Literal["mtp", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash"]
 """A kind of layers that draft for a model whose hidden states they read."""
@@ -101,6 +102,11 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
         if self.enable_chunked_prefill and self.long_prefill_token_threshold:
             return min(self.long_prefill_token_threshold, self.max_num_batched_tokens)
         return self.max_num_batched_tokens
+
+    @property
+    def most_draft_rows(self) -> int:
+        """The most rows of logits of a step that checks drafts."""
+        return min(self.max_num_batched_tokens, max(self.max_num_seqs, DRAFT_ROWS_ALONE))
 
 
 class DraftModelConfig(Struct, frozen=True, kw_only=True):

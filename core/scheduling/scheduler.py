@@ -39,6 +39,7 @@ from quire.core.kv.page_loads import LowerTiers
 from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.adapter_slots import AdapterSlots, AdapterWait
 from quire.core.scheduling.admission import Admission
+from quire.core.scheduling.draft_rows import DraftRows
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.held import HeldRequests, priority_key
 from quire.core.scheduling.in_flight import StepsInFlight
@@ -67,9 +68,6 @@ from quire.core.wire.protocol import (
     StepResult,
 )
 from quire.core.wire.row_outputs import RequestFailure
-
-ALONE = 64
-"""Rows of a step with drafts, however few requests may run at once."""
 
 
 class Scheduler:
@@ -142,6 +140,7 @@ class Scheduler:
         self._others: dict[int, Request] = {}  # by row of the plan, that want no token, or another output besides
         self._in_flight = StepsInFlight(clock)
         self._drafting = None if speculation is None else Drafting(speculation)
+        self._draft_rows = DraftRows(limits, self._kv)
         self._usable = UsableValues(eos_token_ids)
         self._num_arrivals = 0
         self._num_steps = 0
@@ -338,8 +337,7 @@ class Scheduler:
         chunk_size, sample, totals = self._prefill.chunk_size, sampling.append, self._totals
         drafting = self._results.has_drafts
         staged, room = self._num_stages > 1, -(-len(self._held.running) // self._num_stages)
-        # Drafts leave each running request a token, and are no more rows of logits than there is memory for.
-        room_for_drafts = min(budget, max(self._limits.max_num_seqs, ALONE)) - len(self._held.running)
+        self._draft_rows.begin(len(self._held.running), budget)
         for request in self._held.running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
             end = request.num_tokens
@@ -350,10 +348,7 @@ class Scheduler:
                 room -= 1
             if num_new != 1:
                 if request.num_drafts:
-                    # A snapshot at a border is of known tokens alone, so a row with drafts ends before it.
-                    most = min(budget, self._kv.next_border(start) - 1 - start, 1 + room_for_drafts)
-                    num_new = request.take_drafts(max(1, most))
-                    room_for_drafts -= max(0, num_new - 1)
+                    num_new = self._draft_rows.take(request, budget)
                 else:
                     paced = self._pace.budget(end, budget)
                     num_new = chunk_size(num_new, paced, self._kv.next_border(start) - start)

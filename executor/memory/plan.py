@@ -154,8 +154,11 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
         )
 
 
-def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scratch_bytes: int) -> int:
-    """Counts the bytes of activations in the largest step of one rank's `model`.
+def workspace_bytes(
+    spec: ModelSpec, model: Model, limits: SchedulerLimits, scratch_bytes: int, *, checks_drafts: bool = False
+) -> int:
+    """Counts the bytes of activations in the largest step of one rank's `model`. One that `checks_drafts` has rows of
+    logits for these.
 
     They are a layer's intermediates apart from the residual stream, including rows that initialize sequences; the
     scratch memory of the backend's attention (`Backend.scratch_bytes`); and four float32 tensors of the logits' shape:
@@ -165,6 +168,7 @@ def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scra
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     num_first_rows = max((state.num_first_rows for state in model.state_layers), default=0)
     num_tokens = limits.max_num_batched_tokens + rows * num_first_rows
+    rows = limits.most_draft_rows if checks_drafts else rows
     return num_tokens * per_token + scratch_bytes + 4 * rows * spec.vocab_size * 4
 
 

@@ -240,6 +240,8 @@ def test_workspace_is_what_a_layer_makes_of_the_largest_step() -> None:
     per_token = 2 * (4 * 128 + 3 * 512 + 16 * (3 * 8 + 2 * 2))
     rest = 4 * 8 * 128_256 * 4
     assert workspace_bytes(spec, dry_model(spec), limits, 0) == 100 * per_token + rest
+    with_drafts = workspace_bytes(spec, dry_model(spec), limits, 0, checks_drafts=True)
+    assert with_drafts == 100 * per_token + rest * 64 // 8  # as many rows as the scheduler gives drafts
     of_a_rank = 2 * (4 * 128 + 3 * 256 + 16 * (3 * 4 + 2 * 1))
     assert workspace_bytes(spec, dry_model(spec, ParallelGroup(1, 2)), limits, 7) == 100 * of_a_rank + rest + 7
     for size, group in ((2 * 64 * 2 * 16 * 2, ParallelGroup()), (2 * 64 * 1 * 16 * 2, ParallelGroup(1, 2))):
