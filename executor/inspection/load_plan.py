@@ -1,4 +1,5 @@
-"""Plans a model's loading: parameters, bytes and pages of each rank, from the sizes in its configuration.
+"""Plans a model's loading: parameters, bytes and pages of each rank, from the sizes in its configuration. A model that
+drafts for it is counted as well.
 
 The tensors of a quantized checkpoint are inspected, too, if its files exist, because its layers may differ.
 """
@@ -22,7 +23,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.memory.dry_build import ShapeReader, dry_build, dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, device_memory
 from quire.executor.memory.rank_memory import RankMemory
-from quire.executor.models.base import Model
+from quire.executor.models.base import Model, ShowsEnds
 from quire.executor.models.registry import is_native
 from quire.executor.models.vector_heads import build_heads
 from quire.executor.parallel.context.strategy import WHOLE
@@ -111,8 +112,26 @@ def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
                 context = ModelContext.of(config, ops, group, device, reader, adapters=limits)
                 stages = dry_stages(config, context)
                 weights_bytes = held_bytes(stages[rank.pipeline])
-        memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device)
+        draft = _built_draft(config, context, stages[rank.pipeline])
+        if draft is not None:
+            weights_bytes += held_bytes((stages[rank.pipeline], draft[1])) - held_bytes(stages[rank.pipeline])
+        memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device, draft)
         yield _BuiltRank(memory, stages[0], context, quantization, packed is not None)
+
+
+def _built_draft(config: EngineConfig, context: ModelContext, target: Model) -> tuple[EngineConfig, Model] | None:
+    """Builds the model or the layers that draft for `target`, which may share its weights; None: no checkpoint does."""
+    own = config.of_draft_model()
+    if own is None:
+        return None
+    # Layers that draft go by the names of their tensors, which differ between checkpoints.
+    with stored_tensors(own, is_quantized=True) as stored, torch.inference_mode():
+        reader = ShapeReader(getattr(torch, own.spec.dtype), stored)
+        ends = (target.embed, target.head) if isinstance(target, ShowsEnds) else None
+        own_context = ModelContext.of(own, context.ops, context.group, context.device, reader)
+        own_context = dataclasses.replace(own_context, target_ends=ends)
+        [model] = dry_stages(own, own_context)
+    return own, model
 
 
 def _grant(config: EngineConfig, held: RankMemory, memory: DeviceMemory) -> tuple[CachePlan, str | None]:

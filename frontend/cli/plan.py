@@ -129,6 +129,7 @@ def as_json(config: EngineConfig, plan: LoadPlan) -> dict[str, Any]:
         "parameters": plan.num_parameters,
         "dtype": spec.dtype,
         "quantization": plan.quantization,
+        "draft_model": None if config.draft_model is None else config.draft_model.spec.name,
         "device": config.device,
         "workers": [{name: getattr(rank, name) for name in rank.__struct_fields__} for rank in plan.ranks],
         "block_size": size,
@@ -165,6 +166,8 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     if spec.encoder is not None:
         yield f"encoder     reads up to {spec.encoder.max_rows:,} tokens, in one step"
     yield f"parameters  {plan.num_parameters:,} in {kept}"
+    if config.draft_model is not None:
+        yield f"drafts      of {config.draft_model.spec.name}, which weights and KV cache include"
     yield f"device      {config.device}, workers: {len(ranks)}, each with {_size(ranks[0].free_bytes)} free"
     yield f"weights     {_each(rank.weights_bytes for rank in ranks)}"
     yield f"workspace   {_each(rank.workspace_bytes for rank in ranks)}"

@@ -25,6 +25,7 @@ from quire.core.wire.inspection import (
 from quire.core.wire.model_cost import ModelCost
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import resolve
+from quire.frontend.launch.speculation import follow_draft, read_draft
 
 
 def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[EngineConfig, LoadPlan]:
@@ -36,10 +37,12 @@ def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[Engine
     Raises:
         ConfigError: an option or the checkpoint is wrong.
     """
-    folder = model_source.find_model(args.model, msgspec.structs.replace(args.load, load_format="dummy"))
+    load = msgspec.structs.replace(args.load, load_format="dummy")
+    args, folder = follow_draft(args, model_source.find_model(args.model, load))
     is_absent_gpu = device_bytes is not None and args.device.device == "cuda"
     spec = model_source.read_model_spec(folder, args.model)
-    config = resolve(args, spec, "server", gpu_bytes=device_bytes if is_absent_gpu else None)
+    gpu_bytes = device_bytes if is_absent_gpu else None
+    config = resolve(args, spec, "server", gpu_bytes=gpu_bytes, draft=read_draft(args, spec, load))
     answer = _ask(config, "plan", *([] if device_bytes is None else [str(device_bytes)]))
     assert isinstance(answer, LoadPlan)
     return config, answer

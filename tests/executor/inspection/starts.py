@@ -10,6 +10,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.launch.options import resolve
+from quire.frontend.launch.speculation import read_draft
 from tests.executor.step.test_model_runner import generate, request
 
 PROMPTS = [list(range(start, start + 30)) for start in (5, 80)]
@@ -18,7 +19,8 @@ PROMPTS = [list(range(start, start + 30)) for start in (5, 80)]
 def config_of(folder: Path, **options: Any) -> EngineConfig:
     """The options of a start with these engine options."""
     args = EngineArgs.from_flat(model=str(folder), device="cpu", **options)
-    return resolve(args, read_model_spec(folder, args.model), "server")
+    spec = read_model_spec(folder, args.model)
+    return resolve(args, spec, "server", draft=read_draft(args, spec))
 
 
 def outputs(folder: Path, **options: Any) -> list[Any]:

@@ -70,6 +70,16 @@ def test_the_figures_are_those_of_the_workers(
     assert plan.is_native == ("model_impl" not in options)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_draft_model_counts_with_its_weights_and_its_cache(size: int, checkpoint: Checkpoints) -> None:
+    folder, sizes = checkpoint("llama"), {**SIZES, "tensor_parallel_size": size}
+    config = config_of(folder, spec_model=str(checkpoint("gemma2")), **sizes)
+    plan, alone = check_against_workers(config), plan_load(config_of(folder, **sizes), None)
+    for rank, other in zip(plan.ranks, alone.ranks, strict=True):
+        assert rank.weights_bytes > other.weights_bytes
+    assert sum(len(group.layers) for group in plan.kv_groups) > sum(len(group.layers) for group in alone.kv_groups)
+
+
 @pytest.mark.parametrize(("variant", "size"), [("lfm2", 1), ("mamba2", 2), ("bamba", 2)])
 def test_models_with_states(variant: str, size: int, tmp_path: Path) -> None:
     kind, architecture, config = VARIANTS[variant]

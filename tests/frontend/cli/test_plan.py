@@ -102,6 +102,15 @@ def test_a_gpu_that_is_not_here(checkpoint: Checkpoints, plan: Plan) -> None:
     assert smaller["max_num_seqs"] == 256
 
 
+def test_a_draft_model_is_named(checkpoint: Checkpoints, plan: Plan) -> None:
+    folder, draft = str(checkpoint("llama")), str(checkpoint("gemma2"))
+    alone = json.loads(plan(folder, "--json")[1])
+    found = json.loads(plan(folder, "--spec-model", draft, "--json")[1])
+    assert (alone["draft_model"], found["draft_model"]) == (None, draft)
+    assert found["workers"][0]["weights_bytes"] > alone["workers"][0]["weights_bytes"]
+    assert f"of {draft}, which weights and KV cache include" in plan(folder, "--spec-model", draft)[1]
+
+
 def test_a_model_that_does_not_fit_names_the_remedies(checkpoint: Checkpoints, plan: Plan) -> None:
     folder = str(checkpoint("llama"))
     flags = ["--device-memory", "1500KB", "--max-num-seqs", "1", "--max-num-batched-tokens", "16"]
