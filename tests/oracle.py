@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 OUTPUTS = "ORACLE_OUTPUTS"
-"""Names the file of the outputs: JSON, a list of [prompt, output]."""
+"""Names the file of the outputs: JSON, a list of [prompt, output]. A prompt may have several."""
 
 
 class Oracle:
@@ -18,7 +18,9 @@ class Oracle:
 
     def __init__(self, config: Any) -> None:
         known = msgspec.json.decode(Path(os.environ[OUTPUTS]).read_bytes())
-        self._outputs = {tuple(prompt): output for prompt, output in known}
+        self._outputs: dict[tuple[int, ...], list[list[int]]] = {}
+        for prompt, output in known:
+            self._outputs.setdefault(tuple(prompt), []).append(output)
         self._lengths = {len(prompt) for prompt in self._outputs}
 
     def propose(self, token_ids: list[list[int]], most: int) -> list[list[int]]:
@@ -27,8 +29,9 @@ class Oracle:
 
     def _drafts(self, known: list[int], most: int) -> list[int]:
         for length in self._lengths:
-            output = self._outputs.get(tuple(known[:length]))
-            if output is not None and output[: len(known) - length] == known[length:]:
+            outputs = self._outputs.get(tuple(known[:length]), [])
+            output = next((each for each in outputs if each[: len(known) - length] == known[length:]), None)
+            if output is not None:
                 rng = random.Random(len(known))  # the same on all ranks
                 following = output[len(known) - length :][:most]
                 return [token if rng.random() < self.share else (token + 1) % 100 for token in following]

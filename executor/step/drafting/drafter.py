@@ -65,8 +65,7 @@ class Drafter:
     def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
         asked = np.flatnonzero(sampled.wants_drafts)
         given = self._from_host(asked, sampled)
-        guesses = Proposal.none(table.device)
-        rest = asked
+        guesses, rest = Proposal.none(table.device), asked[:0]
         if self._method is not None and (len(given) < len(asked) or self.sees_all_steps):
             wants = sampled.wants_drafts.copy()
             wants[list(given)] = False
@@ -77,7 +76,7 @@ class Drafter:
         num_columns = max(guesses.token_ids.shape[1], *map(len, given.values()))
         token_ids = torch.zeros(len(asked), num_columns, dtype=torch.int64, device=table.device)
         counts = torch.zeros(len(asked), dtype=torch.int64, device=table.device)
-        if self._method is not None and len(rest):
+        if len(rest):
             index = to_device(np.searchsorted(asked, rest), table.device)
             token_ids[index, : guesses.token_ids.shape[1]] = guesses.token_ids
             counts[index] = guesses.num_drafts
