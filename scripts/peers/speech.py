@@ -160,8 +160,12 @@ def _ctranslate2(model: Path, compute_type: str = "float32") -> Write:
     def write(clips: list[Any]) -> list[int]:
         features = np.stack([np.ascontiguousarray(extract(clip)[:, : CLIP_SECONDS * 100]) for clip in clips])
         found = whisper.generate(
-            ctranslate2.StorageView.from_array(features), [prompt] * len(clips), beam_size=1,
-            max_length=2 * NUM_TOKENS, suppress_tokens=[end], suppress_blank=False,
+            ctranslate2.StorageView.from_array(features),
+            [prompt] * len(clips),
+            beam_size=1,
+            max_length=2 * NUM_TOKENS,
+            suppress_tokens=[end],
+            suppress_blank=False,
         )  # fmt: skip: half of max_length is for the text
         return [len(each.sequences_ids[0]) for each in found]
 
