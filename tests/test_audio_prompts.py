@@ -14,6 +14,8 @@ from quire.core.errors import ParameterError
 from quire.frontend.media.library_processor import load_processor
 from tests.audio_checkpoints import FAMILIES, RATE, make_sound, write_checkpoint
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 torch.set_num_threads(1)
 
 SOUNDS = [make_sound(2.3), make_sound(0.61, 1)]

@@ -18,6 +18,8 @@ import pytest
 from quire import LLM, SamplingParams
 from tests.servers import ServerProcess
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 NUM_STREAMS = 4
 NUM_TOKENS = 600
 

@@ -13,6 +13,8 @@ from tests.oracle import OUTPUTS
 from tests.test_sameness import BASE_OPTIONS as PLAIN_OPTIONS
 from tests.test_sameness import params, prompts
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 ORACLE = {"method": "custom_class", "model": "tests.oracle.Oracle", "num_speculative_tokens": 4}
 BASE_OPTIONS = PLAIN_OPTIONS | {"disable_log_stats": False}
 ALWAYS = {"enable_adaptive_verification": False}

@@ -15,6 +15,8 @@ import pytest
 from tests.hosts import OWN_PROCESSES, TOKEN, Hosts, start_node
 from tests.servers import ServerProcess, free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 
 @pytest.fixture(scope="module")
 def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:

@@ -13,6 +13,8 @@ import pytest
 from tests.hosts import TOKEN, start_node
 from tests.servers import START_SECONDS, ServerProcess, free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 WHERE = ["--nnodes", "4", "--data-parallel-size", "2", "--tensor-parallel-size", "2", "--master-port"]
 OPTIONS = ["--num-gpu-blocks-override", "600", "--served-model-name", "tiny", "--max-num-seqs", "8"]
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.servers import WITHOUT_MODEL, ServerProcess
 from tests.test_resilience import engine_of, wait_for
+
+pytestmark = pytest.mark.turns(4, among="whole systems")
 
 ASKED: dict[str, Any] = {"model": "tiny", "prompt": [5, 6], "max_tokens": 3, "ignore_eos": True}
 TO_FULL_DISK = "import os\nfull = os.open('/dev/full', os.O_WRONLY)\nos.dup2(full, 1)\nos.dup2(full, 2)\n"

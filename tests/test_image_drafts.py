@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from quire import LLM, SamplingParams
 from tests.image_checkpoints import make_image, write_checkpoint
+
+pytestmark = pytest.mark.turns(4, among="whole systems")
 
 GUESSES = {"method": "custom_class", "model": "tests.oracle.Guesser", "num_speculative_tokens": 2}
 

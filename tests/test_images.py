@@ -16,6 +16,8 @@ from quire import LLM, AsyncLLM, SamplingParams
 from quire.frontend.media.images.reader import ImageReader
 from tests.image_checkpoints import FAMILIES, make_image, write_checkpoint
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 torch.set_num_threads(1)
 
 TOLERANCE = 1e-4

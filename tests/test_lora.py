@@ -20,6 +20,8 @@ from tests.adapters import greedy, load, merged, random_tensors, save_adapter
 from tests.checkpoints import VOCAB_SIZE
 from tests.frontend.http.test_app import Caller
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 NUM_ADAPTERS, NUM_TOKENS = 5, 12
 OPTIONS: dict[str, Any] = {
     "max_model_len": 256, "max_num_seqs": 16, "num_gpu_blocks_override": 512, "enable_lora": True, "max_loras": 2,

@@ -16,6 +16,8 @@ from quire.core.wire.structured_outputs import StructuredOutputsParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.servers import ServerProcess
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "num_gpu_blocks_override": 256}
 
 

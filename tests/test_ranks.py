@@ -7,9 +7,12 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 from tests.servers import ServerProcess, program_with
 from tests.test_pipeline import workers_of
+
+pytestmark = pytest.mark.turns(4, among="whole systems")
 
 ASKED: dict[str, Any] = {
     "model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 400, "temperature": 0.9, "seed": 4,

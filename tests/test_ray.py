@@ -13,6 +13,8 @@ import pytest
 
 from tests.servers import ServerProcess, free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 

@@ -20,6 +20,8 @@ import pytest
 from tests.executor.doubles import POISON
 from tests.servers import ServerProcess, program_with
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 STREAM = {"prompt": [5, 6, 7, 8], "max_tokens": 400, "temperature": 0.9, "seed": 4, "extra_body": {"ignore_eos": True}}
 
 
@@ -54,6 +56,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.turns(1)
 def test_stream_survives_kill_9_of_the_engine(own_server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=own_server.base_url + "/v1", api_key="none", max_retries=0)
     # So long that a reader who starts late still sees it made.

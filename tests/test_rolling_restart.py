@@ -13,6 +13,8 @@ import pytest
 
 from tests.servers import ServerProcess, program_with
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 NUM_TOKENS = 600
 """Some seconds of a worker that takes 2 ms and more for a step."""
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}

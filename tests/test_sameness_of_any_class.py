@@ -14,6 +14,8 @@ from quire import LLM, RequestOutput, SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer
 from tests.executor.models.tiny_models import Reference, write_checkpoint
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 torch.set_num_threads(1)
 
 PROMPTS = [[(31 * row + 17 * i * i + i) % (VOCAB_SIZE - 3) + 3 for i in range(8 + 13 * row)] for row in range(8)]

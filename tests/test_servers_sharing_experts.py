@@ -16,6 +16,8 @@ from quire import LLM, SamplingParams
 from tests.hosts import TOKEN
 from tests.servers import START_SECONDS, ServerProcess, free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 256}
 PROMPTS = [list(range(start, start + size)) for start, size in ((5, 20), (40, 90), (80, 3))]
 LENGTHS = [200, 40, 100]

@@ -17,6 +17,8 @@ import pytest
 from tests.hosts import Hosts
 from tests.servers import ServerProcess, free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 LONG = {"prompt": [5, 6, 7, 8], "max_tokens": 300, "temperature": 0.9, "seed": 4, "extra_body": {"ignore_eos": True}}
 
 

@@ -17,6 +17,8 @@ from quire import LLM, AsyncLLM, SamplingParams
 from tests.hosts import TOKEN, start_node
 from tests.servers import free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 256}
 EPLB = {"step_interval": 20, "window_size": 10, "num_redundant_experts": 3, "log_balancedness": True}
 PROMPTS = [list(range(start, start + size)) for start, size in ((5, 20), (40, 90), (80, 3), (7, 60))]

@@ -13,6 +13,8 @@ from quire import LLM, SamplingParams
 from quire.core.errors import ConfigError
 from tests.servers import ServerProcess
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 
 def spans_in(folder: Path) -> list[dict[str, Any]]:
     [path] = folder.iterdir()

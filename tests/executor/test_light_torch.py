@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 LIGHT = """
 import importlib, sys
 from quire.executor import light_torch

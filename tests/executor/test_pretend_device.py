@@ -10,6 +10,8 @@ import torch
 
 from tests.executor.pretend_device import PretendDevice
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 MODELS = "tests/executor/models/"
 SOME = [
     MODELS + "test_models.py::test_log_probabilities_and_greedy_tokens_are_those_of_transformers[gemma3-window]",

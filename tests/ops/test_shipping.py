@@ -13,6 +13,8 @@ import pytest
 from quire.ops.cpu import isa_levels, shipping
 from tests.ops.levels import RUNNABLE
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("core", "executor", "frontend", "ops", "quire", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"

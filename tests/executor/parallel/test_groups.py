@@ -14,6 +14,8 @@ from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import RankGroups, _context_groups
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 # One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions. Sums of rows
 # are compared with those of more rows.
 RANK = """

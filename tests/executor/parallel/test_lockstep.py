@@ -6,6 +6,8 @@ import pytest
 
 from tests.executor.parallel.test_groups import reports_of
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 # One rank of two: in each step the first worker of one engine has a plan, which its second worker has not seen yet.
 RANK = """
 import json, sys, threading

@@ -39,6 +39,8 @@ from tests.executor.step.test_model_runner import (
 )
 from tests.executor.step.test_sameness import start as serve
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 torch.set_num_threads(1)
 
 

@@ -26,6 +26,8 @@ from tests.executor.step.test_model_runner import LIMITS, engine_config, prompt_
 from tests.executor.step.test_model_runner import generate as generate_with
 from tests.executor.step.test_sameness import BLOCK_SIZE, INTERVAL, STATES, Folder, folder_of  # noqa: F401
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 torch.set_num_threads(1)
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from quire.executor.weights.freed_memory import STEP_BYTES
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 _HIDDEN, _INTERMEDIATE, _NUM_LAYERS, _VOCABULARY = 1024, 4096, 12, 64
 _LAYER_BYTES = 2 * (4 * _HIDDEN * _HIDDEN + 3 * _HIDDEN * _INTERMEDIATE)
 

@@ -15,6 +15,8 @@ from tests.commands import quire
 from tests.frontend.text.python_tokenizers import own_code
 from tests.servers import ServerProcess
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 
 def test_figures_are_those_of_the_timings() -> None:
     timings = [

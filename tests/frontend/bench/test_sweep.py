@@ -16,6 +16,8 @@ from quire.frontend.bench.sweep.grid import Setting, read_settings
 from quire.frontend.bench.sweep.report import table_of
 from tests.servers import free_port
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 QUIRE = [sys.executable, "-m", "quire"]
 
 

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from os import environ
 from pathlib import Path
 
+import pytest
+
 from tests.servers import free_port
+
+pytestmark = pytest.mark.turns(4, among="whole systems")
 
 DEMO_MODEL = Path(__file__).parents[3] / "quire" / "demo_model"
 SECRET = "of-the-tests-" + "x" * 32

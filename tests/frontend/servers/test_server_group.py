@@ -19,6 +19,8 @@ import pytest
 from quire.frontend.servers.shared_routing import PUBLISH_SECONDS
 from tests.servers import ServerProcess
 
+pytestmark = pytest.mark.turns(4, among="whole systems")
+
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
 
 MAX_TOKENS = 60_000
