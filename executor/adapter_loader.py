@@ -68,6 +68,8 @@ class AdapterLoader:
                 if self._device.type == "cuda":
                     torch.cuda.current_stream(self._device).synchronize()
             return LoadedAdapter(left_over=left_over)
+        except TimeoutError as error:
+            return LoadedAdapter(str(error), is_late=True)
         except (ModelLoadError, OSError) as error:
             return LoadedAdapter(str(error))
         except Exception as error:  # whatever it is, requests wait for the answer

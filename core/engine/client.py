@@ -205,6 +205,7 @@ class EngineClient:
 
         Raises:
             ParameterError: it does not fit the model, or cannot be read.
+            UnavailableError: its files have not come in time.
             EngineError: an engine ended meanwhile; EngineDeadError if all are gone for good.
         """
         await self.start()

@@ -8,15 +8,18 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from quire.core.engine.engine_clock import EngineClock
 from quire.core.engine.engine_handle import EngineHandle
 from quire.core.engine.pending_answers import PendingAnswers
 from quire.core.engine.sent_grammars import SentGrammars
-from quire.core.errors import EngineError, ParameterError
+from quire.core.errors import EngineError, ParameterError, UnavailableError
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.wire import protocol
 from quire.core.wire.adapters import Adapter
 from quire.core.wire.protocol import EngineRequest
+from quire.core.wire.row_outputs import RequestFailure
 
 
 class EngineLink:
@@ -110,9 +113,13 @@ class EngineLink:
         self.engine.check_alive()
         if not self.engine.is_ready:
             return  # the next engine loads it with the first request
-        faults = await self._ask(lambda call_id: protocol.PrepareAdapter(call_id, adapter))
-        if faults:
-            raise ParameterError(faults[0].decode(), param="lora_path")
+        answers = await self._ask(lambda call_id: protocol.PrepareAdapter(call_id, adapter))
+        if not answers:
+            return
+        failure = msgspec.msgpack.decode(answers[0], type=RequestFailure)
+        if failure.kind == "unavailable":
+            raise UnavailableError(failure.message, retry_after_seconds=failure.retry_after_seconds)
+        raise ParameterError(failure.message, param="lora_path")
 
     async def _ask(self, question: Callable[[int], protocol.EngineInput]) -> list[bytes]:
         """Sends a numbered question, and returns the answer. Raises EngineError after a failure."""

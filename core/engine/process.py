@@ -296,11 +296,12 @@ class EngineProcess:
 
     async def _prepare_adapter(self, frontend: bytes, wanted: protocol.PrepareAdapter) -> None:
         assert self._engine is not None, "a frontend asks only after EngineReady"
-        fault: str | None = _NO_ADAPTERS
+        failure: RequestFailure | None = RequestFailure("invalid", _NO_ADAPTERS)
         try:
             if self._config.limits.max_adapters:
-                fault = await self._engine.adapters.prepare(wanted.adapter)
-            answer = protocol.WorkersAnswered(wanted.call_id, [] if fault is None else [fault.encode()])
+                failure = await self._engine.adapters.prepare(wanted.adapter)
+            results = [] if failure is None else [msgspec.msgpack.encode(failure)]
+            answer = protocol.WorkersAnswered(wanted.call_id, results)
         except EngineError as error:
             answer = protocol.WorkersAnswered(wanted.call_id, [], error=str(error))
         self._send(frontend, answer)

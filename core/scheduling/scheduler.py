@@ -561,15 +561,15 @@ class Scheduler:
         assert self._held.adapters is not None, "the workers take adapters"
         return self._held.adapters.prefetch(adapter)
 
-    def on_adapter(self, wait: AdapterWait, error: str | None) -> list[RequestDelta]:
-        """Takes in the end of a load. After an `error`, returns the last deltas of the requests that waited for it."""
+    def on_adapter(self, wait: AdapterWait, failure: RequestFailure | None) -> list[RequestDelta]:
+        """Takes in the end of a load. After a `failure`, returns the last deltas of the requests that waited for it."""
         assert self._held.adapters is not None, "the workers take adapters"
-        self._held.adapters.finish(wait, is_there=error is None)
+        self._held.adapters.finish(wait, is_there=failure is None)
         waited = self._held.queue_again(wait)
         self._held.queue_again(self._held.adapters.for_slot)
-        if error is None:
+        if failure is None:
             return []
-        return [self._results.fail(request, RequestFailure("invalid", error)) for request in waited]
+        return [self._results.fail(request, failure) for request in waited]
 
     # --------------------------------------------------------------------------------------------- limits and figures
 

@@ -9,6 +9,9 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 """Names of the file of an adapter's weights; the first that exists counts."""
 
+LATE_REMEDY = "Try again later; QUIRE_LORA_LOAD_TIMEOUT_S allows more time."
+"""What to do about an adapter whose files have not come in time."""
+
 LOAD_ADAPTER = "load_adapter"
 """A `WorkerCall` whose payload is an `AdapterLoad`; the answer is a `LoadedAdapter`, and comes when the load is done.
 Steps go on meanwhile."""
@@ -48,6 +51,7 @@ class LoadedAdapter(Struct, array_like=True, frozen=True):
 
     error: str | None = None  # why the adapter cannot be used
     left_over: list[str] = []  # tensors that belong to no layer of this rank; those of no rank's are a fault
+    is_late: bool = False  # the error: its files have not come in time, and may come yet
 
 
 def adapter_files(folder: Path) -> list[Path]:

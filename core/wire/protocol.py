@@ -296,7 +296,7 @@ class Profiled(Struct, array_like=True, tag="profiled"):
 class WorkersAnswered(Struct, array_like=True, tag="workers_answered"):
     """The workers' answers to `CallWorkers`, by rank; empty after an error.
 
-    For `PrepareAdapter`, the reason in UTF-8 why the adapter cannot be used, if there is one.
+    For `PrepareAdapter`, the `RequestFailure` of an adapter that cannot be used, or nothing.
     """
 
     call_id: int

@@ -63,7 +63,8 @@ class PooledVector(Struct, array_like=True, tag="pooled"):
 
 
 class RequestFailure(Struct, array_like=True, tag="failure"):
-    """Why one request failed. `kind` is "invalid" (400), "overloaded" (429) or "internal" (500).
+    """Why one request failed. `kind` is "invalid" (400), "overloaded" (429), "unavailable" (503) or
+    "internal" (500).
 
     A "dead_end" is no failure of the request: its output ends there, because the grammar cannot go on. After one that
     `may_pass`, another attempt may succeed, because the device may be at fault.

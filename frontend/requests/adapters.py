@@ -18,7 +18,7 @@ from quire.core.errors import (
 )
 from quire.core.file_reads import FileReads
 from quire.core.logging import get_logger
-from quire.core.wire.adapters import Adapter
+from quire.core.wire.adapters import LATE_REMEDY, Adapter
 from quire.frontend.checkpoint.adapters import AdapterChoice, AdapterModule, LoRARequest, ServedAdapter, find_adapter
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.requests.adapter_resolvers import LoRAResolver
@@ -197,6 +197,6 @@ class Adapters:
 def _late(name: str, why: str) -> UnavailableError:
     """The error for an adapter whose files take too long."""
     return UnavailableError(
-        f"The adapter {name!r} is not loaded: {why} Try again later; QUIRE_LORA_LOAD_TIMEOUT_S allows more time.",
+        f"The adapter {name!r} is not loaded: {why} {LATE_REMEDY}",
         retry_after_seconds=_LATE_RETRY_SECONDS,
     )

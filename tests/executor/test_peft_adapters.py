@@ -197,7 +197,9 @@ def test_files_that_do_not_come_are_given_up_and_write_to_no_slot_later(
     loader = worker._adapter_loader
     assert loader is not None
     with hung_file(folders[0] / "adapter_model.safetensors"):
-        assert "were not read in 1 s" in (loader._load(AdapterLoad(slow, 1)).error or "")
+        late = loader._load(AdapterLoad(slow, 1))
+        assert late.is_late
+        assert "were not read in 1 s" in (late.error or "")
         assert loader._load(AdapterLoad(fast, 1)) == LoadedAdapter()
         before = Scorer(worker).score(prompt)
     until = time.monotonic() + 60

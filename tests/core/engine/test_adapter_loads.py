@@ -7,9 +7,11 @@ import msgspec
 import pytest
 
 from quire.core.engine.adapter_loads import AdapterLoads
-from quire.core.errors import EngineError, WorkerCallError
+from quire.core.errors import EngineError, UnavailableError, WorkerCallError
 from quire.core.wire.adapters import Adapter, LoadedAdapter
 from quire.core.wire.protocol import RequestDelta
+from quire.core.wire.row_outputs import RequestFailure
+from quire.frontend.requests.failures import error_of
 from tests.core.scheduling.fake_worker import Harness, make_request
 
 ADAPTER = Adapter("name", "/folder", b"digest")
@@ -66,12 +68,23 @@ def test_requests_end_with_a_load_that_fails(answer: LoadedAdapter | Exception, 
     assert not harness.scheduler.has_unfinished()
 
 
+def test_requests_may_come_again_after_files_that_come_late() -> None:
+    [delta] = asyncio.run(load(waiting(), LoadedAdapter("the files were not read in 1 s.", is_late=True)))
+    assert delta.failure is not None
+    error = error_of(delta.failure, None)
+    assert isinstance(error, UnavailableError)
+    assert error.retry_after_seconds > 0
+    assert str(error).startswith("The adapter 'name' is not loaded: the files were not read in 1 s. Try again later")
+
+
 def test_preparing_an_adapter_tells_its_faults_from_the_engines() -> None:
-    async def prepare(answer: LoadedAdapter | Exception) -> str | None:
+    async def prepare(answer: LoadedAdapter | Exception) -> RequestFailure | None:
         harness = Harness(max_adapters=1, max_adapters_on_host=1)
         return await AdapterLoads(harness.scheduler, answering(answer), lambda deltas: None).prepare(ADAPTER)
 
     assert asyncio.run(prepare(LoadedAdapter())) is None
-    assert "no such layer" in (asyncio.run(prepare(LoadedAdapter("no such layer"))) or "")
+    failure = asyncio.run(prepare(LoadedAdapter("no such layer")))
+    assert failure is not None
+    assert "no such layer" in failure.message
     with pytest.raises(EngineError, match="worker 0 ended"):
         asyncio.run(prepare(EngineError("worker 0 ended")))

@@ -8,6 +8,7 @@ import pytest
 from quire.core.scheduling.adapter_slots import AdapterWait
 from quire.core.wire.adapters import Adapter
 from quire.core.wire.protocol import FinishReason, RequestDelta, StepPlan
+from quire.core.wire.row_outputs import RequestFailure
 from tests.core.scheduling.fake_worker import Harness, expect_outputs, make_request
 
 
@@ -46,7 +47,8 @@ class AdapterHarness(Harness):
         assert wait.load is not None
         if wait.load.slot >= 0 and error is None:
             self.worker.adapters[wait.load.slot] = wait.load.adapter.digest
-        deltas = self.scheduler.on_adapter(wait, error)
+        failure = None if error is None else RequestFailure("invalid", error)
+        deltas = self.scheduler.on_adapter(wait, failure)
         for delta in deltas:
             self.streams[delta.request_id].take(delta)
         if self.check:
