@@ -29,7 +29,7 @@ from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
-from quire.frontend.requests.adapter_resolvers import resolvers_of
+from quire.frontend.requests.adapter_resolvers import Hub, LoRAResolver, resolvers_of
 from quire.frontend.requests.adapters import Adapters
 from quire.frontend.requests.beam_search import BeamSearch
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
@@ -191,7 +191,7 @@ class AsyncLLM(EngineControl):
             model,
             client,
             read_modules(args.lora.lora_modules),
-            resolvers_of(_names_of(args, model)) if envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING") else (),
+            _resolvers(args, model),
         )
         return cls(config, model, client, tokenizer, metrics, log, adapters)
 
@@ -457,6 +457,13 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterRe
     from quire.frontend.parsing.answers.constraints import ConstraintsAfterReasoning
 
     return ConstraintsAfterReasoning.from_options(model.reasoning, tokenizer).apply
+
+
+def _resolvers(args: EngineArgs, model: ServedModel) -> Sequence[LoRAResolver]:
+    """Those that look for adapters that requests name; none without QUIRE_ALLOW_RUNTIME_LORA_UPDATING."""
+    if not envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"):
+        return ()
+    return resolvers_of(_names_of(args, model), Hub(args.model.hf_token, args.load.download_dir))
 
 
 def _names_of(args: EngineArgs, model: ServedModel) -> list[str]:

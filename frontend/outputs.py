@@ -12,6 +12,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     import numpy as np
 
+    from quire.frontend.checkpoint.adapters import LoRARequest
+
 
 class Logprob(Struct):
     """One token's log-probability at one position.
@@ -162,7 +164,6 @@ class RequestOutput(Struct, kw_only=True):
     The class attributes are fields of vLLM's that are None for what Quire does.
     """
 
-    lora_request: ClassVar[None] = None
     num_cache_creation_tokens: ClassVar[None] = None
     kv_transfer_params: ClassVar[None] = None
     ec_transfer_params: ClassVar[None] = None
@@ -176,6 +177,7 @@ class RequestOutput(Struct, kw_only=True):
     prompt_token_id_logprobs: "np.ndarray | None" = None  # [scored positions, ids]; -inf where a row named no id
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache
     metrics: RequestTimes | None = None  # with DELTA, in the last output only
+    lora_request: "LoRARequest | None" = None  # the adapter that the program gave; None: none
     encoder_prompt: str | None = None  # of a model with an encoder; the prompt is the decoder's
     encoder_prompt_token_ids: list[int] | None = None
 

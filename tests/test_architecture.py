@@ -58,7 +58,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "frontend": {
         "checkpoint": "",
         "metrics": "",
-        "outputs": "",
+        "outputs": "checkpoint",
         "progress": "",
         "entry_store": "",
         "refusals": "",

@@ -64,6 +64,7 @@ def expected(model: Path) -> list[list[int]]:
 def tokens_of(llm: LLM, requests: list[LoRARequest | None]) -> list[list[int]]:
     prompts: list[Any] = [{"prompt_token_ids": prompt_of(i // 6)} for i in range(18)]
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False, lora_request=requests)
+    assert [output.lora_request for output in outputs] == requests
     return [output.outputs[0].token_ids for output in outputs]
 
 

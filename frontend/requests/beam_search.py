@@ -15,6 +15,7 @@ from msgspec import Struct
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import EngineError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
@@ -99,6 +100,7 @@ class BeamSearch:
         spec: the model's facts, such as its EOS tokens.
         prompt: read and checked.
         request_id: prefix of the ids of the beams' requests.
+        lora_request: the adapter that a program gave, for the output to show.
         returns_logprobs: the output includes log-probabilities.
         rules: what the checkpoint demands of outputs; None: nothing.
     """
@@ -112,6 +114,7 @@ class BeamSearch:
         params: BeamSearchParams,
         request_id: str,
         *,
+        lora_request: LoRARequest | None = None,
         returns_logprobs: bool = True,
         rules: DecoderRules | None = None,
     ) -> None:
@@ -120,6 +123,7 @@ class BeamSearch:
         self._prompt = prompt
         self._params = params
         self._request_id = request_id
+        self._lora_request = lora_request
         self._returns_logprobs = returns_logprobs
         self._eos_token_ids = frozenset(() if params.ignore_eos else spec.eos_token_ids)
         self._end_ids = self._eos_token_ids.union(params.stop_token_ids)
@@ -180,6 +184,7 @@ class BeamSearch:
             ],
             finished=True,
             num_cached_tokens=self._num_cached_tokens,
+            lora_request=self._lora_request,
             encoder_prompt=None if encoder is None else encoder.text,
             encoder_prompt_token_ids=None if encoder is None else encoder.token_ids,
         )

@@ -169,7 +169,7 @@ class RequestIntake:
         """
         submission.check()
         self.pooling.check_generates()
-        submission = replace(submission, adapter=await self._adapters.resolve(submission.adapter))
+        submission = submission.with_adapter(await self._adapters.resolve(submission.adapter))
         sampling = self.sampling_input.default_params()
         if submission.params is not None:
             sampling = check_params(submission.params, SamplingParams)
@@ -191,7 +191,7 @@ class RequestIntake:
             EngineError: the engine cannot take requests.
         """
         submission.check()
-        submission = replace(submission, adapter=await self._adapters.resolve(submission.adapter))
+        submission = submission.with_adapter(await self._adapters.resolve(submission.adapter))
         params = PoolingParams() if submission.params is None else check_params(submission.params, PoolingParams)
         pooling = self.pooling.resolve(params)
         longest = self.pooling.longest_prompt(pooling, self.limit)
@@ -248,7 +248,7 @@ class RequestIntake:
                 param="use_beam_search",
             )
         submission.check()
-        submission = replace(submission, adapter=await self._adapters.resolve(submission.adapter))
+        submission = submission.with_adapter(await self._adapters.resolve(submission.adapter))
         params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
         read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
@@ -268,6 +268,7 @@ class RequestIntake:
             read,
             params,
             request_id,
+            lora_request=submission.lora_request,
             returns_logprobs=returns_logprobs,
             rules=self.sampling_input.decoder,
         )

@@ -14,6 +14,7 @@ from quire.core.logging import get_logger
 from quire.core.wire import row_outputs
 from quire.core.wire.protocol import FinishReason, RequestDelta
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.checkpoint.adapters import LoRARequest
 from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
 from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
 from quire.frontend.requests.completion import Completion, Watch
@@ -37,12 +38,13 @@ class RequestStream:
         abort: tells the engine to forget requests, by id.
         on_close: called once, when no more deltas will come.
         arrival_time: Unix seconds, from which latencies count; None for now.
+        lora_request: the adapter that a program gave, for outputs to show.
     """
 
     __slots__ = (
         *("request_id", "_prompt", "_sampling", "_metrics", "_abort_in_engine", "_on_close", "_arrived_at"),
         *("_arrival_time", "_finished_at", "_error", "_loop", "_has_news", "_reader", "_only_news", "_only_last"),
-        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_report", "_unread"),
+        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_report", "_unread", "_lora_request"),
     )
 
     def __init__(
@@ -56,10 +58,12 @@ class RequestStream:
         abort: Callable[[list[str]], None],
         on_close: Callable[["RequestStream"], None],
         arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         self.request_id = request_id
         self._prompt = prompt
         self._sampling = sampling
+        self._lora_request = lora_request
         self._metrics = metrics
         self._abort_in_engine = abort
         self._on_close = on_close
@@ -273,6 +277,7 @@ class RequestStream:
             prompt_token_id_logprobs=None if self._prompt_rows is None else self._named_logprobs(self._prompt_rows),
             num_cached_tokens=self._completions[0].num_cached_tokens,
             metrics=self._times() if everything or self._done else None,
+            lora_request=self._lora_request,
             encoder_prompt=None if encoder is None else encoder.text,
             encoder_prompt_token_ids=None if encoder is None else encoder.token_ids,
         )

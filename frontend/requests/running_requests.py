@@ -129,6 +129,7 @@ class RunningRequests:
             abort=self._client.abort,
             on_close=functools.partial(self._on_closed, log, CALL_USAGE.get(), submission.caller),
             arrival_time=submission.arrival_time,
+            lora_request=submission.lora_request,
         )
         self._add(stream, submission)
         try:

@@ -1,7 +1,7 @@
 """One request, as an entrance hands it in and as the engine's request is built of it."""
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from quire.core.wire.adapters import Adapter
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import Tenant
 from quire.core.wire.sampling_params import SamplingParams
-from quire.frontend.checkpoint.adapters import AdapterChoice, chosen_adapter
+from quire.frontend.checkpoint.adapters import AdapterChoice, LoRARequest, chosen_adapter
 from quire.frontend.keys.caller import Caller, current_caller
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.deadline import Deadline, current_deadline
@@ -42,6 +42,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         deadline: when the request ends, finished or not; None: it takes its time.
         adapter: what is added to the model; None: nothing is. A request of HTTP has the one that it names as its model.
         prediction: tokens of the output that the client expects.
+        lora_request: the `adapter` as a program gave it, for the outputs to show; set when it has been found.
     """
 
     prompt: AnyPrompt
@@ -59,6 +60,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     deadline: Deadline | None = field(default_factory=current_deadline)
     adapter: AdapterChoice = field(default_factory=chosen_adapter)
     prediction: list[int] = []
+    lora_request: LoRARequest | None = None
 
     @classmethod
     def of_call(
@@ -98,6 +100,11 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         """The salt of the prompt's pages in the prefix cache."""
         salt = self.cache_salt if self.cache_salt is not None else prompt.cache_salt
         return salt if self.caller is None else self.caller.salted(salt)
+
+    def with_adapter(self, adapter: Adapter | None) -> Self:
+        """The submission with the adapter that its choice has led to."""
+        given = self.adapter if isinstance(self.adapter, LoRARequest) else None
+        return replace(self, adapter=adapter, lora_request=given)
 
     @property
     def found_adapter(self) -> Adapter | None:
