@@ -14,10 +14,11 @@ import httpx
 import pytest
 import torch
 
-from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
+from quire import LLM, AsyncLLM, LoRARequest, RequestOutput, SamplingParams
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from tests.adapters import greedy, load, merged, random_tensors, save_adapter
 from tests.checkpoints import VOCAB_SIZE
+from tests.executor.test_peft_adapters import trained
 from tests.frontend.http.test_app import Caller
 
 pytestmark = pytest.mark.turns(4, among="whole systems")
@@ -135,6 +136,37 @@ def test_vectors_and_beams_have_adapters(model: Path, folders: list[Path]) -> No
         assert [beam.tokens for beam in beams.sequences] != [beam.tokens for beam in plain_beams.sequences]
         with pytest.raises(ParameterError, match="lora_request has 1 entries for 2 prompts"):
             llm.generate([prompt, prompt], PARAMS, lora_request=[adapter])
+
+
+def test_an_activated_adapter_finds_the_base_models_pages(model: Path, tmp_path: Path) -> None:
+    """Those before its invocation; those after it are its own."""
+    pytest.importorskip("peft")
+    invocation = [7, 11, 9]
+    changed = trained(model, tmp_path, target_modules="all-linear", alora_invocation_tokens=invocation)
+    adapter, shared = LoRARequest("activated", 1, str(tmp_path)), prompt_of(0)[:40]
+    prompts = [[*shared, *invocation, *tail] for tail in ([21, 22, 23], [*range(30, 50)])]
+    wanted = []
+    for prompt in prompts:
+        token_ids = list(prompt)
+        for _ in range(NUM_TOKENS):
+            with torch.inference_mode():
+                token_ids.append(int(changed(torch.tensor([token_ids])).logits[0, -1].argmax()))
+        wanted.append(token_ids[len(prompt) :])
+    base, size = load(model), 16
+    with LLM(str(model), **OPTIONS, block_size=size) as llm:
+
+        def ask(prompt: list[int], adapter: LoRARequest | None) -> RequestOutput:
+            [output] = llm.generate({"prompt_token_ids": prompt}, PARAMS, use_tqdm=False, lora_request=adapter)
+            return output
+
+        assert ask(shared, None).outputs[0].token_ids == greedy(base, shared, NUM_TOKENS)
+        for prompt, tokens in zip(prompts, wanted, strict=True):
+            first, again = ask(prompt, adapter), ask(prompt, adapter)
+            assert first.outputs[0].token_ids == again.outputs[0].token_ids == tokens
+            assert first.num_cached_tokens == 40 // size * size
+            assert again.num_cached_tokens == (len(prompt) - 1) // size * size
+            assert ask(prompt, None).outputs[0].token_ids == greedy(base, prompt, NUM_TOKENS)
+        assert ask(shared, adapter).outputs[0].token_ids == greedy(base, shared, NUM_TOKENS), "nothing invokes it"
 
 
 # ---------------------------------------------------------------------------------------------------------------- HTTP

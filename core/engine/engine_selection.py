@@ -100,8 +100,14 @@ class RoutedEngineSelector:
     def blocks(self, request: EngineRequest) -> list[int]:
         embeds = None if request.prompt_embeds is None else request.prompt_embeds.row_digests
         adapter = None if request.adapter is None else request.adapter.digest
-        salt = request.cache_salt
-        return prompt_blocks(request.prompt_token_ids, salt, embeds, adapter, block_tokens=self._block_tokens)
+        return prompt_blocks(
+            request.prompt_token_ids,
+            request.cache_salt,
+            embeds,
+            adapter=adapter,
+            adapter_start=request.adapter_start,
+            block_tokens=self._block_tokens,
+        )
 
     def choose(self, blocks: Sequence[int]) -> EngineLink:
         while (choice := self._router.choose(blocks)) is not None:

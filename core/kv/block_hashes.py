@@ -23,14 +23,14 @@ class BlockHasher:
         self._hash_of = hash_function(algorithm)
 
     def root(self, prompt: PagedPrompt) -> bytes:
-        """The parent of a prompt's first block. It covers what all keys depend on besides tokens: the salt, the
-        adapter, and the encoder input.
+        """The parent of a prompt's first block. It covers what all keys depend on besides tokens: the salt, an
+        adapter of all tokens, and the encoder input.
 
         It is computed once for all sequences that share the prompt.
         """
         if not prompt.root_hash:
             prompt.root_hash = root_hash(self._hash_of, prompt.cache_salt)
-            if prompt.adapter is not None:
+            if prompt.adapter is not None and not prompt.adapter_start:
                 prompt.root_hash = self._hash_of(prompt.root_hash, b"", b"adapter:" + prompt.adapter.digest)
             if (encoder := prompt.encoder) is not None:
                 tokens = array("q", encoder.token_ids).tobytes()
@@ -60,7 +60,9 @@ class BlockHasher:
         token_bytes = array("q", request.known_tokens(start * size, num_blocks * size)).tobytes()
         stride = size * 8
         embeds, media = request.prompt.embeds, request.prompt.media
-        if embeds is None and not media and not request.prompt.prefix_spans:
+        adapter, adapter_start = request.prompt.adapter, request.prompt.adapter_start
+        is_invoked = adapter is not None and start * size <= adapter_start < num_blocks * size and adapter_start > 0
+        if embeds is None and not media and not request.prompt.prefix_spans and not is_invoked:
             for offset in range(0, len(token_bytes), stride):
                 parent = hash_of(parent, token_bytes[offset : offset + stride], b"")
                 hashes.append(parent)
@@ -72,6 +74,8 @@ class BlockHasher:
             extra += _digests(media, index * size, (index + 1) * size)
             for (begin, end), digest in of_spans:
                 extra += digest if begin < (index + 1) * size and index * size < end else b""
+            if adapter is not None and is_invoked and index == adapter_start // size:
+                extra += b"adapter%d:" % (adapter_start % size) + adapter.digest
             parent = hash_of(parent, token_bytes[offset : offset + stride], extra)
             hashes.append(parent)
 

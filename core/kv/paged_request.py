@@ -25,6 +25,9 @@ class PagedPrompt(Protocol):
     def adapter(self) -> Adapter | None: ...
 
     @property
+    def adapter_start(self) -> int: ...
+
+    @property
     def embeds(self) -> PromptEmbeds | None: ...
 
     @property

@@ -7,7 +7,13 @@ BLOCK_TOKENS = 64
 """Tokens of a router's block. It is coarser than a page: a few tokens more or less change no decision."""
 
 
-def prompt_blocks(token_ids: Sequence[int], *extras: str | bytes | None, block_tokens: int = BLOCK_TOKENS) -> list[int]:
+def prompt_blocks(
+    token_ids: Sequence[int],
+    *extras: str | bytes | None,
+    adapter: bytes | None = None,
+    adapter_start: int = 0,
+    block_tokens: int = BLOCK_TOKENS,
+) -> list[int]:
     """A 64-bit name for each full block of a prompt. It represents all tokens up to the block's end.
 
     Python draws a hash key at its start, so processes agree on names if they have the same PYTHONHASHSEED. Names need
@@ -16,6 +22,7 @@ def prompt_blocks(token_ids: Sequence[int], *extras: str | bytes | None, block_t
     Args:
         extras: further values that two prompts must share to share pages, such as the cache salt; None if there is
             none.
+        adapter, adapter_start: the digest of what the model has from a token on; None: nothing.
     """
     if len(token_ids) < block_tokens:
         return []
@@ -25,5 +32,7 @@ def prompt_blocks(token_ids: Sequence[int], *extras: str | bytes | None, block_t
     names = []
     for end in range(size, len(content) + 1, size):
         name = hash((name, content[end - size : end]))
+        if adapter is not None and end - size <= adapter_start * 8 < end:
+            name = hash((name, adapter, adapter_start))
         names.append(name)
     return names

@@ -30,6 +30,7 @@ class Prompt:
     Attributes:
         token_ids: never changed.
         adapter: what is added to the model; None: nothing is.
+        adapter_start: the first token to which it is added.
         block_hashes: chained hashes of the leading full blocks, as many as were needed so far.
         root_hash: the parent of the first block's hash; empty until it is needed.
         prefix_spans: its tokens that see each other.
@@ -40,6 +41,7 @@ class Prompt:
     __slots__ = (
         *(
             "adapter",
+            "adapter_start",
             "block_hashes",
             "cache_salt",
             "embeds",
@@ -56,6 +58,7 @@ class Prompt:
         self.token_ids = wire.prompt_token_ids
         self.cache_salt = wire.cache_salt
         self.adapter = wire.adapter
+        self.adapter_start = wire.adapter_start
         self.embeds = wire.prompt_embeds
         self.token_type_ids = wire.token_type_ids
         self.encoder = wire.encoder
@@ -308,6 +311,7 @@ class Request:
             media=[item.without_arrays() for item in self.prompt.media],
             adapter_files=self.adapter,
             prediction=self.prediction,
+            adapter_start=self.prompt.adapter_start,
         )
 
     def last_delta(

@@ -1,6 +1,7 @@
 """Adapters of the served model: low-rank weights that some requests add to those of its layers (LoRA)."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,11 +24,23 @@ class Adapter(Struct, array_like=True, frozen=True):
     name: str  # as clients know it
     path: str  # of its folder, on the engine's hosts; empty for one among the model's own weights
     digest: bytes  # of its files' content: see `adapter_digest`
+    invocation: tuple[int, ...] = ()  # tokens from whose last place in a prompt on it is added; empty: to all tokens
 
     @classmethod
     def of_task(cls, task: str) -> "Adapter":
         """The one that the model's own weights have for a task."""
         return cls(task, "", hashlib.sha256(b"task " + task.encode()).digest())
+
+    def start_in(self, token_ids: Sequence[int]) -> int | None:
+        """The first token of a prompt to which the adapter is added; None: to none, as the prompt does not invoke it.
+
+        See Activated LoRA, arXiv:2504.12397.
+        """
+        size, wanted = len(self.invocation), list(self.invocation)
+        if not wanted:
+            return 0
+        starts = (start for start in range(len(token_ids) - size, -1, -1) if token_ids[start] == wanted[0])
+        return next((start for start in starts if list(token_ids[start : start + size]) == wanted), None)
 
     @property
     def is_of_task(self) -> bool:

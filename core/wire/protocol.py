@@ -104,6 +104,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     media: list[MediaItem] = []  # of the prompt, in the order of their tokens
     adapter: Adapter | None = None  # added to the model; None: the model alone
     prediction: list[int] = []  # tokens of the output that the client expects; they are tried as drafts
+    adapter_start: int = 0  # the first token of the prompt to which the adapter is added
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -334,6 +335,7 @@ class NewSlot(Struct, array_like=True):
     media: list[MediaItem] = []  # of the prompt, without arrays: see `StepPlan.to_encode`
     adapter_files: Adapter | None = None  # what that slot of the workers has; they need no more than the number
     prediction: list[int] = []  # of the output, see `EngineRequest`
+    adapter_start: int = 0  # the first token that has the adapter
 
 
 class StepPlan(Struct, array_like=True, tag="step"):

@@ -137,7 +137,7 @@ class DecodeInputs:
         for state_tables in views.state_tables:
             state_tables[:, 0] = slots
         for column in views.adapters:
-            found = table.adapters_of(slots)
+            found = table.adapters_of(slots, positions)
             if found is not None:
                 column[:] = found
                 batch = views.adapted

@@ -147,7 +147,7 @@ def build_input_batch(
     num_pages = -(-int(seq_lens.max()) // table.block_size)
     places = table.places(token_slots, positions + num_ahead)
     mappings = [table.cache_slots(group, token_slots, positions) for group in range(len(table.block_tables))]
-    adapters = table.adapters_of(token_slots)
+    adapters = table.adapters_of(token_slots, positions)
     starts = np.concatenate(([0], ends))
     columns = [places, positions, wanted, slots, num_computed == 0, starts, *mappings]
     there = to_device_together(columns if adapters is None else [*columns, adapters], table.device)

@@ -27,6 +27,7 @@ class RequestTable:
         memory: [max_num_seqs * columns + 2] int32; that of `token_ids`, and two spare places.
         num_prompt_tokens: [max_num_seqs] int32.
         adapters: [max_num_seqs] int64; each request's adapter or -1. None: the worker has no adapters.
+        adapter_starts: [max_num_seqs] int64; the first token of each that has the adapter.
         num_unnamed: [max_num_seqs] int32; leading tokens that are given as embeddings and have no valid ids.
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
@@ -59,6 +60,7 @@ class RequestTable:
         self.prefix_spans: dict[int, Sequence[PrefixSpan]] = {}
         self._num_adapters = num_adapters
         self.adapters = np.full(max_num_seqs, -1) if num_adapters else None
+        self.adapter_starts = np.zeros(max_num_seqs, np.int64)
         max_pages = max_model_len // block_size + 1
         self.max_seq_len = max_pages * block_size
         # The system allocates np.zeros of this size lazily: columns that no request reaches cost no memory.
@@ -77,6 +79,7 @@ class RequestTable:
         self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
         if self.adapters is not None:
             self.adapters[slot] = request.adapter
+            self.adapter_starts[slot] = request.adapter_start
         assert request.adapter < self._num_adapters, f"a plan names adapter {request.adapter}, which is not here"
         for num_pages in self.num_pages:
             num_pages[slot] = 0
@@ -96,11 +99,14 @@ class RequestTable:
             table[slot, first : first + len(pages)] = pages
             num_pages[slot] = first + len(pages)
 
-    def adapters_of(self, slots: np.ndarray) -> np.ndarray | None:
-        """Returns the adapters [n] int64 of the requests in `slots` [n], -1 for those without; None if none has one."""
+    def adapters_of(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
+        """Returns the adapters [n] int64 of the tokens at (slot, position) pairs: [n] and [n].
+
+        -1 for tokens without; None if none has one.
+        """
         if self.adapters is None:
             return None
-        found = self.adapters[slots]
+        found = np.where(positions >= self.adapter_starts[slots], self.adapters[slots], -1)
         return found if (found >= 0).any() else None
 
     def spans_of(self, slots: Sequence[int], starts: Sequence[int]) -> list[Sequence[PrefixSpan]] | None:

@@ -189,16 +189,27 @@ def find_adapter(name: str, path: str) -> Adapter:
                 f"The adapter {name!r} is not there: {str(folder)!r} has no {' or '.join(wanted)}.", param="lora_path"
             )
     try:
-        return Adapter(name, str(folder), adapter_digest(folder))
+        return Adapter(name, str(folder), adapter_digest(folder), _invocation_of(folder))
     except OSError as error:
         raise ParameterError(f"The adapter {name!r} cannot be read: {error}.", param="lora_path") from None
 
 
 def base_of(folder: Path) -> str | None:
     """The name of the model that an adapter in `folder` was trained on; None if there is none that tells."""
+    name = _field_of(folder, "base_model_name_or_path")
+    return name if isinstance(name, str) else None
+
+
+def _invocation_of(folder: Path) -> tuple[int, ...]:
+    """The tokens that invoke an adapter; none for one of all tokens. The engine refuses what is damaged."""
+    tokens = _field_of(folder, "alora_invocation_tokens")
+    return tuple(tokens) if isinstance(tokens, list) and {int}.issuperset(map(type, tokens)) else ()
+
+
+def _field_of(folder: Path, name: str) -> Any:
+    """A field of an adapter's configuration; None if there is none."""
     try:
         content = checkpoint_file.read_json(folder / CONFIG_NAME)
     except (OSError, ConfigError):
         return None
-    name = content.get("base_model_name_or_path") if isinstance(content, dict) else None
-    return name if isinstance(name, str) else None
+    return content.get(name) if isinstance(content, dict) else None

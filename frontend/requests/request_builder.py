@@ -85,6 +85,7 @@ class RequestBuilder:
             media=list(prompt.media),
             adapter=submission.found_adapter,
             prediction=submission.prediction,
+            adapter_start=submission.adapter_start,
         )
 
 
@@ -107,6 +108,7 @@ def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling:
         token_type_ids=prompt.token_type_ids,
         tenant=submission.tenant,
         adapter=submission.found_adapter,
+        adapter_start=submission.adapter_start,
     )
 
 

@@ -174,6 +174,7 @@ class RequestIntake:
         if submission.params is not None:
             sampling = check_params(submission.params, SamplingParams)
         read = await self._read(submission, sampling.max_tokens)
+        submission = submission.invoked_by(read.token_ids)
         if self._after_reasoning is not None and not submission.grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
         await _admit(submission, read)
@@ -196,6 +197,7 @@ class RequestIntake:
         pooling = self.pooling.resolve(params)
         longest = self.pooling.longest_prompt(pooling, self.limit)
         read = await self._read(submission, None, must_fit=longest == self.limit.longest_prompt)
+        submission = submission.invoked_by(read.token_ids)
         if longest is not None and len(read.token_ids) > longest:
             raise self.limit.too_long(len(read.token_ids), longest)
         pooling = pooling.without_lead(read.num_lead_tokens)
@@ -252,6 +254,7 @@ class RequestIntake:
         params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
         read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
+        submission = submission.invoked_by(read.token_ids)
         await _admit(submission, read)
         if self._log is not None:
             self._log.add(request_id, read, params)

@@ -207,6 +207,7 @@ class RunningRequests:
                     submission,
                     prompt=prompt._replace(text=None, token_ids=prompt.token_ids[start : start + length]),
                     request_id=f"{request_id}-{number}",
+                    adapter_start=max(0, submission.adapter_start - start),
                 )
                 left_out = min(max(lead - start, 0), len(part.prompt.token_ids))
                 wanted = replace(raw, num_lead_tokens=left_out)

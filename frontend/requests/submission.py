@@ -1,6 +1,6 @@
 """One request, as an entrance hands it in and as the engine's request is built of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, cast
 
 from msgspec import Struct, field
@@ -42,6 +42,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         deadline: when the request ends, finished or not; None: it takes its time.
         adapter: what is added to the model; None: nothing is. A request of HTTP has the one that it names as its model.
         prediction: tokens of the output that the client expects.
+        adapter_start: the first token of the prompt that has the adapter.
         lora_request: the `adapter` as a program gave it, for the outputs to show; set when it has been found.
     """
 
@@ -60,6 +61,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     deadline: Deadline | None = field(default_factory=current_deadline)
     adapter: AdapterChoice = field(default_factory=chosen_adapter)
     prediction: list[int] = []
+    adapter_start: int = 0
     lora_request: LoRARequest | None = None
 
     @classmethod
@@ -105,6 +107,12 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         """The submission with the adapter that its choice has led to."""
         given = self.adapter if isinstance(self.adapter, LoRARequest) else None
         return replace(self, adapter=adapter, lora_request=given)
+
+    def invoked_by(self, token_ids: Sequence[int]) -> Self:
+        """The submission whose adapter, which has been found, begins where a prompt invokes it, or is None."""
+        adapter = self.found_adapter
+        start = None if adapter is None else adapter.start_in(token_ids)
+        return replace(self, adapter=None if start is None else adapter, adapter_start=start or 0)
 
     @property
     def found_adapter(self) -> Adapter | None:

@@ -18,6 +18,7 @@ from quire.core.wire.row_outputs import PromptLogprobs
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.worker import Worker
+from quire.frontend.checkpoint.adapters import find_adapter
 from tests.executor.step.test_model_runner import engine_config, generate, prompt_of, request
 from tests.executor.thread_group import on_every_rank
 from tests.storage import hung_file
@@ -97,22 +98,23 @@ def logprobs_of(model: Any, prompt: list[int]) -> Tensor:
 class Scorer:
     """A worker whose requests all have the adapter in slot 1."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, start: int = 0) -> None:
         self._worker = worker
+        self._start = start
         self.adapter = 1
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         for new in plan.admitted:
-            new.adapter = self.adapter
+            new.adapter, new.adapter_start = self.adapter, self._start
         return self._worker.launch(plan)
 
     def collect(self, step: LaunchedStep) -> StepResult:
         return self._worker.collect(step)
 
-    def score(self, prompt: list[int]) -> Tensor:
+    def score(self, prompt: list[int], **limits: Any) -> Tensor:
         worker: Any = self
         asked = [request("a", prompt, max_tokens=1, prompt_logprobs=0)]
-        deltas = generate(worker, asked, enable_prefix_caching=False)
+        deltas = generate(worker, asked, enable_prefix_caching=False, **limits)
         parts = [delta.output for delta in deltas["a"] if isinstance(delta.output, PromptLogprobs)]
         return torch.tensor([entry.logprobs[0] for part in parts for entry in part.positions])
 
@@ -170,6 +172,28 @@ def test_two_ranks_have_the_log_probabilities_of_peft(
 
     for got in on_every_rank(2, job):
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [512, 5])
+def test_an_activated_adapter_begins_at_its_invocation(
+    folder_of: Callable[[str], Path], chunk: int, tmp_path: Path
+) -> None:
+    """It begins at the last place of the tokens in the prompt; a prompt without them is the base model's."""
+    model_folder, prompt = folder_of("qwen3"), prompt_of(3, 24)
+    invocation = [7, 11, 9]
+    prompt[4:7] = prompt[13:16] = invocation
+    config = {"target_modules": "all-linear", "alora_invocation_tokens": invocation}
+    model = trained(model_folder, tmp_path, **config)
+    adapter = find_adapter("name", str(tmp_path))
+    start_token = adapter.start_in(prompt)
+    assert start_token == 13
+    assert adapter.start_in(prompt[:6]) is None
+    worker = start(model_folder)
+    assert load(worker, tmp_path) == LoadedAdapter()
+    got = Scorer(worker, start_token).score(prompt, max_num_batched_tokens=chunk)
+    torch.testing.assert_close(got, logprobs_of(model, prompt), atol=1e-4, rtol=0)
+    everywhere = Scorer(worker).score(prompt)
+    assert (everywhere - got).abs().max() > 1e-2, "the place must change something to prove anything"
 
 
 def test_a_slot_holds_what_was_loaded_last(folder_of: Callable[[str], Path], tmp_path: Path) -> None:

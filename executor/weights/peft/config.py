@@ -78,7 +78,6 @@ class PeftConfig(Struct, frozen=True):
             "use_qalora": self.use_qalora,
             "use_bdlora": self.use_bdlora,
             "arrow_config": self.arrow_config,
-            "alora_invocation_tokens": self.alora_invocation_tokens,
             "trainable_token_indices": self.trainable_token_indices,
         }
         if asked := [name for name, value in unserved.items() if value]:
