@@ -84,13 +84,15 @@ def _weight_of(
     if (a is None) != (b is None):
         [only] = [kind for kind in ("a", "b") if kind in has]
         raise ModelLoadError(f"The adapter has {tensors.keys[only]}, and not the other of the two.")
+    of_outputs, of_inputs = _factors(tensors)
     if a is None or b is None:
-        if "bias" not in has or not base.has_bias:
+        if not (has.keys() & {"factors"} or ("bias" in has and base.has_bias)):
             return None
-        a, b = torch.zeros(0, base.in_features), torch.zeros(len(has["bias"]), 0)
+        num_outputs = base.part.out_features if outputs is None else int(outputs.max()) + 1
+        a, b = torch.zeros(0, base.in_features), torch.zeros(num_outputs, 0)
     if a.dim() != 2 or b.dim() != 2:
         return None
-    taken.update(kind for kind in ("a", "b", "b_bias", "magnitude") if kind in has)
+    taken.update(kind for kind in ("a", "b", "b_bias", "magnitude", "factors") if kind in has)
     if base.has_bias and "bias" in has:
         taken.add("bias")
     added = has.get("b_bias")
@@ -100,14 +102,27 @@ def _weight_of(
         has.get("magnitude"),
         has.get("bias") if base.has_bias else None,
         None if added is None else added.float() * tensors.scale,
+        of_outputs,
     )
-    if outputs is None:
-        return weight
-    for kind in ("b", "magnitude", "bias", "b_bias"):
-        if kind in has and len(has[kind]) <= int(outputs.max()):
-            raise ModelLoadError(f"{tensors.keys[kind]} has {len(has[kind])} rows; the layer has more outputs.")
-    rows = (None if each is None else each[outputs] for each in weight[1:])
-    return AdapterWeight(weight.a, *rows)  # type: ignore[arg-type]
+    if outputs is not None:
+        for kind in ("b", "magnitude", "bias", "b_bias", *(["factors"] if of_inputs is None else [])):
+            if kind in has and len(has[kind]) <= int(outputs.max()):
+                raise ModelLoadError(f"{tensors.keys[kind]} has {len(has[kind])} rows; the layer has more outputs.")
+        rows = (None if each is None else each[outputs] for each in weight[1:])
+        weight = AdapterWeight(weight.a, *rows)  # type: ignore[arg-type]
+    return weight._replace(in_factors=of_inputs)
+
+
+def _factors(tensors: ModuleTensors) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the factors of a module's outputs [out], and those of its inputs [in]; it has one of the two or none."""
+    factors = tensors.by_kind.get("factors")
+    if factors is None:
+        return None, None
+    if factors.dim() != 2 or 1 not in factors.shape:
+        raise ModelLoadError(
+            f"{tensors.keys['factors']} is {list(factors.shape)}; [outputs, 1] or [1, inputs] is needed."
+        )
+    return (factors[:, 0], None) if factors.shape[1] == 1 else (None, factors[0])
 
 
 def _is_unchanged(weight: Tensor, base: BaseLayer, outputs: Tensor | None) -> bool:

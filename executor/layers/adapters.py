@@ -2,7 +2,7 @@
 
 `ModelContext.adapters` is this place, or None on a worker without adapters. A layer takes its part of it when it is
 built. A step fills in the adapters of its tokens before each forward pass, and no layer passes them on. See LoRA,
-arXiv:2106.09685; DoRA, arXiv:2402.09353.
+arXiv:2106.09685; DoRA, arXiv:2402.09353; (IA)³, arXiv:2205.05638.
 """
 
 from collections import defaultdict
@@ -42,7 +42,8 @@ class AdapterWeight(NamedTuple):
     """One adapter's weights for one layer, of all ranks together.
 
     The layer's outputs become `factor * (W x + b a x) + bias`, where the factor makes each row of the weight as long as
-    `magnitude` says.
+    `magnitude` says. With `out_factors`, they become `out_factors * (W x + b a x + bias)`, and with `in_factors`, x is
+    multiplied by these first.
 
     Attributes:
         a: [rank, in].
@@ -50,6 +51,8 @@ class AdapterWeight(NamedTuple):
         magnitude: [out]; None: the factor is 1.
         bias: [out], instead of the layer's own; None: that stays.
         added_bias: [out], besides; None: nothing.
+        out_factors: [out], instead of a `magnitude`; None: 1.
+        in_factors: [in]; None: 1.
     """
 
     a: Tensor
@@ -57,6 +60,8 @@ class AdapterWeight(NamedTuple):
     magnitude: Tensor | None = None
     bias: Tensor | None = None
     added_bias: Tensor | None = None
+    out_factors: Tensor | None = None
+    in_factors: Tensor | None = None
 
 
 class BaseLayer(NamedTuple):
@@ -84,6 +89,7 @@ class PreparedWeight(NamedTuple):
         a: [rank, this rank's inputs].
         b: [rank, this rank's outputs].
         factor, shift: [this rank's outputs]; None: 1 and 0.
+        in_factors: [this rank's inputs]; None: 1.
     """
 
     layer: "LayerAdapters"
@@ -92,6 +98,7 @@ class PreparedWeight(NamedTuple):
     b: Tensor
     factor: Tensor | None
     shift: Tensor | None
+    in_factors: Tensor | None = None
 
 
 class LayerAdapters:
@@ -127,6 +134,7 @@ class LayerAdapters:
         a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
         ranks = place.zeros(num_adapters, dtype=torch.int64)
         self._weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes), ranks)
+        self._inputs: LowRankWeights | None = None  # their factors are those of the layer's inputs
         if not place.has_memory:
             self._add_factors()  # so that the memory for those of a later adapter is counted
         self.is_used = False
@@ -140,6 +148,18 @@ class LayerAdapters:
     def has_factors(self) -> bool:
         """True if an adapter has changed lengths of rows, or biases."""
         return self._weights.factors is not None
+
+    @property
+    def scales_inputs(self) -> bool:
+        """True if an adapter has factors of the inputs."""
+        return self._inputs is not None
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Returns the inputs `x`, multiplied by the factors of each token's adapter."""
+        if self._inputs is None or not self._place.is_active:
+            return x
+        ops = self._place.ops
+        return ops.add_low_rank(x[:, :1], ops.join([x]), self._inputs, self._place.tokens(len(x)))
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """Adds the products of `x` with each token's adapter to `out`, perhaps in place."""
@@ -168,14 +188,19 @@ class LayerAdapters:
         base = self.bases[number]
         self._check(base, weight)
         part, weight = base.part, _in_float(weight)
-        factor = None if weight.magnitude is None else _row_factors(base, weight)
-        shift = _shift(base, weight, factor) if self._has_bias else None
+        factor, shift = weight.out_factors, None
+        if factor is None:
+            factor = None if weight.magnitude is None else _row_factors(base, weight)
+            shift = _shift(base, weight, factor) if self._has_bias else None
         a = torch.cat([weight.a[:, shard.start : shard.stop] for shard in self._in_shards], dim=1)
         b = weight.b
         if part.shard.dim == 0:
             own = slice(part.shard.start, part.shard.stop)
             b, factor, shift = b[own], factor if factor is None else factor[own], shift if shift is None else shift[own]
-        prepared = PreparedWeight(self, number, a.to(dtype), b.T.to(dtype).contiguous(), factor, shift)
+        inputs = weight.in_factors
+        if inputs is not None:
+            inputs = torch.cat([inputs[shard.start : shard.stop] for shard in self._in_shards])
+        prepared = PreparedWeight(self, number, a.to(dtype), b.T.to(dtype).contiguous(), factor, shift, inputs)
         if not all(each is None or torch.isfinite(each).all() for each in prepared[2:]):
             raise ModelLoadError(
                 f"The adapter's weights for {part.name} are NaN or infinite, or become so in "
@@ -200,6 +225,11 @@ class LayerAdapters:
         for there, values in ((factors, weight.factor), (shifts, weight.shift)):
             if there is not None and values is not None:
                 there[adapter, start : start + size] = values.to(there.device)
+        if weight.in_factors is not None:
+            if self._inputs is None:
+                self._inputs = self._factors_of_inputs()
+            assert self._inputs.factors is not None
+            self._inputs.factors[adapter] = weight.in_factors.to(self._inputs.factors.device)
 
     def clear(self, adapter: int) -> None:
         """Removes the weights of an adapter."""
@@ -210,15 +240,31 @@ class LayerAdapters:
         if self._weights.factors is not None and self._weights.shifts is not None:
             self._weights.factors[adapter] = 1
             self._weights.shifts[adapter] = 0
+        if self._inputs is not None and self._inputs.factors is not None:
+            self._inputs.factors[adapter] = 1
 
     def _add_factors(self) -> None:
         shape = len(self._weights.a), sum(self._weights.sizes)
         factors, shifts = (self._place.zeros(*shape, dtype=torch.float32) for _ in range(2))
         self._weights = self._weights._replace(factors=factors, shifts=shifts)
 
+    def _factors_of_inputs(self) -> LowRankWeights:
+        """Makes room for factors of inputs: those of the outputs of a layer that changes nothing else."""
+        num_adapters, size = len(self._weights.a), self._weights.a.shape[2]
+        zeros, shifts = self._place.zeros, self._place.zeros(num_adapters, size, dtype=torch.float32)
+        nothing = zeros(num_adapters, 1, 1), zeros(num_adapters, 1, size)
+        ranks = zeros(num_adapters, dtype=torch.int64)
+        return LowRankWeights(*nothing, (size,), ranks, torch.ones_like(shifts), shifts)
+
     def _check(self, base: BaseLayer, weight: AdapterWeight) -> None:
         a, b, part, needed = weight.a, weight.b, base.part, base.in_features
-        vectors = [each for each in weight[2:] if each is not None]
+        vectors = [each for each in weight[2:-1] if each is not None]
+        if weight.in_factors is not None and (len(weight.in_factors) != needed or len(self.bases) > 1):
+            beside = f", which {', '.join(self.names)} share" if len(self.bases) > 1 else ""
+            raise ModelLoadError(
+                f"The adapter's factors for the inputs of {part.name} are {len(weight.in_factors)}; the layer has "
+                f"{needed} inputs{beside}. Factors of inputs are served for layers with inputs of their own."
+            )
         fits = len(b) == part.out_features and a.shape[1] == needed and all(len(each) == len(b) for each in vectors)
         if a.shape[0] != b.shape[1] or not fits or len(a) > self._place.limits.max_rank:
             raise ModelLoadError(
@@ -363,9 +409,9 @@ class Adapters:
         return layer
 
     @property
-    def _operations(self) -> list[tuple[bool, bool]]:
+    def _operations(self) -> list[tuple[bool, bool, bool]]:
         """What each layer does in a step with adapters."""
-        return [(layer.is_used, layer.has_factors) for layer in self.layers]
+        return [(layer.is_used, layer.has_factors, layer.scales_inputs) for layer in self.layers]
 
 
 def _ends_with(name: str, end: str) -> bool:

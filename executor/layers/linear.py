@@ -37,6 +37,8 @@ class ColumnLinear:
         """Runs `Backend.activate` on the outputs, if an `activation` is given."""
         if len(self._products) == 1 and self._adapters is None:
             return self._ops.linear(x, self._products[0], activation)
+        if self._adapters is not None:
+            x = self._adapters.scale(x)
         outputs = [self._ops.linear(x, packed) for packed in self._products]
         out = outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
         if self._adapters is not None:
@@ -149,8 +151,10 @@ class RowLinear:
 
     def partial(self, x: Tensor) -> Tensor:
         """Computes the rank's part of the outputs; their sum over ranks is the result of `__call__`."""
-        out = self._ops.linear(x, self._packed)
-        return out if self._adapters is None else self._adapters.add(x, out)
+        if self._adapters is None:
+            return self._ops.linear(x, self._packed)
+        x = self._adapters.scale(x)
+        return self._adapters.add(x, self._ops.linear(x, self._packed))
 
 
 def whole(name: str, size: int) -> LinearPart:

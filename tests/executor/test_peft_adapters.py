@@ -60,6 +60,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "head that shares the embedding's weight": ("qwen3", {"target_modules": ["lm_head", "q_proj"]}),
     "fused": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
     "transposed": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+    "factors": (
+        "qwen2",
+        {"peft_type": "IA3", "target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    ),
+    "factors of fused layers": (
+        "phi3",
+        {"peft_type": "IA3", "target_modules": ["qkv_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+    ),
+    "factors of transposed layers": (
+        "gpt2",
+        {
+            "peft_type": "IA3",
+            "target_modules": ["c_attn", "mlp.c_proj"],
+            "feedforward_modules": ["mlp.c_proj"],
+            "fan_in_fan_out": True,
+        },
+    ),
     "transposed dora": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
 }
 
@@ -76,12 +93,15 @@ def folder_of(checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
 def trained(model_folder: Path, folder: Path, seed: int = 0, **config: Any) -> Any:
     """A model of PEFT's with random adapters, which are saved in `folder`."""
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    given = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **config}
-    model = peft.get_peft_model(base, peft.LoraConfig(**given))
+    if config.get("peft_type") == "IA3":
+        given = peft.IA3Config(task_type="CAUSAL_LM", **{key: config[key] for key in config.keys() - {"peft_type"}})
+    else:
+        given = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **config})
+    model = peft.get_peft_model(base, given)
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and "magnitude" in name:
+            if parameter.requires_grad and ("magnitude" in name or "ia3" in name):
                 parameter.mul_(1 + torch.rand_like(parameter) / 2)
             elif parameter.requires_grad:
                 parameter.copy_(torch.randn_like(parameter) / max(parameter.shape[-1], 4) ** 0.5)
@@ -157,7 +177,7 @@ def test_prompts_have_the_log_probabilities_of_peft(
     torch.testing.assert_close(base, logprobs_of(plain, prompt), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["all-linear", "dora with biases", "all biases", "head"])
+@pytest.mark.parametrize("variant", ["all-linear", "dora with biases", "all biases", "head", "factors"])
 def test_two_ranks_have_the_log_probabilities_of_peft(
     folder_of: Callable[[str], Path], variant: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,9 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of `init_lora_weights` that change the base model's weights when training begins."""
 
 
+_SERVED = ("LORA", "IA3")
+
+
 class PeftConfig(Struct, frozen=True):
     """The fields of adapter_config.json that matter after training."""
 
@@ -66,8 +69,10 @@ class PeftConfig(Struct, frozen=True):
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def _check(self, path: Path) -> None:
-        if self.peft_type != "LORA":
-            raise ModelLoadError(f"{path}: adapters of the type {self.peft_type!r} are not served; LORA is.")
+        if self.peft_type not in _SERVED:
+            raise ModelLoadError(
+                f"{path}: adapters of the type {self.peft_type!r} are not served; {' and '.join(_SERVED)} are."
+            )
         if isinstance(self.init_lora_weights, str) and self.init_lora_weights.lower().startswith(_CHANGES_BASE):
             raise ModelLoadError(
                 f"{path}: training began with other base weights (init_lora_weights {self.init_lora_weights!r}). "

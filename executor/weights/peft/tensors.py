@@ -22,6 +22,7 @@ _KINDS = {
     "magnitude": r"lora_magnitude_vector(?:\.(?!weight$)\w+)?(?:\.weight)?",
     "embedding_a": r"lora_embedding_A(?:\.\w+)?",
     "embedding_b": r"lora_embedding_B(?:\.\w+)?",
+    "factors": r"ia3_l(?:\.\w+)?",
     "bias": r"(?:base_layer\.)?bias",
     "weight": r"(?:modules_to_save\.(?:\w+\.)?|base_layer\.)?weight",
 }
@@ -36,8 +37,8 @@ class ModuleTensors:
         module: its name, without what trainers put before it.
         scale: the factor of the product of `a` and `b`.
         by_kind: the tensors, by their kinds: "a" [rank, in] and "b" [out, rank], the bias of the latter ("b_bias"),
-            the "magnitude" [out] of DoRA, a new "bias" [out] or "weight"; of an embedding "embedding_a" [rank, vocab]
-            and "embedding_b" [size, rank].
+            the "magnitude" [out] of DoRA, the "factors" [out, 1] or [1, in] of (IA)³, a new "bias" [out] or "weight";
+            of an embedding "embedding_a" [rank, vocab] and "embedding_b" [size, rank].
         keys: the tensors' names in the file, by kind.
     """
 
