@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapter_rows import new_rows, tied_weight, with_rows
 from quire.executor.layers.adapters import Adapters, AdapterWeight, BaseLayer
 from quire.executor.weights.peft.tensors import ModuleTensors, PeftCheckpoint, plain_name
 
@@ -28,22 +29,36 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
     """Finds the weights of each layer of `place` in an adapter.
 
     A layer of the base model that is several layers here, such as one for queries, keys and values, gives each its
-    rows.
+    rows. A head that shares an embedding's weight has its new rows, unless the adapter has such for the head.
 
     Raises:
         ModelLoadError: a name fits several layers, or a module's tensors are incomplete or of the wrong shape.
     """
     layers = _layers_by_module(place, checkpoint.modules)
     weights: dict[str, AdapterWeight] = {}
+    replaced: set[str] = set()
     left_over: list[str] = []
     for module, tensors in checkpoint.modules.items():
         found = layers.get(module, {})
         taken: set[str] = set()
         for name, (base, outputs) in found.items():
             weight = _weight_of(tensors, base, outputs, taken)
+            if outputs is None and (new := new_rows(tensors, base)) is not None:
+                taken.update(("weight", "tokens"))
+                weight = with_rows(weight, new, base, place.limits.max_rank)
+                replaced.add(name)
             if weight is not None:
                 weights[name] = weight
         left_over += [key for kind, key in tensors.keys.items() if kind not in taken]
+    for base in (base for layer in place.layers for base in layer.bases):
+        name, module = base.part.name, None
+        if base.shares is not None and name not in replaced:
+            module = _only_name(plain_name(base.shares), checkpoint.modules)
+        if module is not None:  # perhaps of an embedding in another stage
+            tensors, most = checkpoint.modules[module], place.limits.max_rank
+            changed = tied_weight(weights.get(name), tensors, base, checkpoint.config, most)
+            if changed is not None:
+                weights[name] = changed
     return MatchedAdapter(weights, left_over)
 
 
@@ -78,11 +93,10 @@ def _weight_of(
 ) -> AdapterWeight | None:
     """Returns what a module's tensors mean for a layer, and notes which of their kinds were `taken`; None: nothing."""
     has = tensors.by_kind
-    if "weight" in has and _is_unchanged(has["weight"], base, outputs):
-        taken.add("weight")
-    a, b = has.get("a"), has.get("b")
+    kinds = ("embedding_a", "embedding_b") if base.is_table else ("a", "b")
+    a, b = (has.get(kind) for kind in kinds)
     if (a is None) != (b is None):
-        [only] = [kind for kind in ("a", "b") if kind in has]
+        [only] = [kind for kind in kinds if kind in has]
         raise ModelLoadError(f"The adapter has {tensors.keys[only]}, and not the other of the two.")
     of_outputs, of_inputs = _factors(tensors)
     if a is None or b is None:
@@ -92,7 +106,8 @@ def _weight_of(
         a, b = torch.zeros(0, base.in_features), torch.zeros(num_outputs, 0)
     if a.dim() != 2 or b.dim() != 2:
         return None
-    taken.update(kind for kind in ("a", "b", "b_bias", "magnitude", "factors") if kind in has)
+    taken.update(kind for kind in (*kinds, "b_bias", "factors") if kind in has)
+    taken.update(("magnitude",) if not base.is_table else ())
     if base.has_bias and "bias" in has:
         taken.add("bias")
     added = has.get("b_bias")
@@ -123,11 +138,3 @@ def _factors(tensors: ModuleTensors) -> tuple[Tensor | None, Tensor | None]:
             f"{tensors.keys['factors']} is {list(factors.shape)}; [outputs, 1] or [1, inputs] is needed."
         )
     return (factors[:, 0], None) if factors.shape[1] == 1 else (None, factors[0])
-
-
-def _is_unchanged(weight: Tensor, base: BaseLayer, outputs: Tensor | None) -> bool:
-    """Returns True if a saved weight is the base model's own: trainers save embeddings and heads with an adapter."""
-    own = base.read_weight().cpu()
-    if outputs is not None or own.shape != weight.shape:
-        return False
-    return torch.equal(own, weight.to(own.dtype))

@@ -71,6 +71,9 @@ class BaseLayer(NamedTuple):
         locate: finds the layer in the checkpoint; None: it has no place of its own there.
         read_weight: reads the weight, [out, in].
         read_bias: reads the bias, [out]; None: there is none.
+        is_table: the layer's inputs are numbers of rows, which it looks up in its weight; see `add_rows`.
+        shares: the name of the table whose weight the layer has; None: it has one of its own.
+        scale: of a table's outputs.
     """
 
     part: LinearPart
@@ -79,6 +82,9 @@ class BaseLayer(NamedTuple):
     locate: Callable[[], StoredRows | None]
     read_weight: Callable[[], Tensor]
     read_bias: Callable[[], Tensor | None]
+    is_table: bool = False
+    shares: str | None = None
+    scale: float = 1.0
 
 
 class PreparedWeight(NamedTuple):
@@ -167,14 +173,18 @@ class LayerAdapters:
             return out
         return self._place.ops.add_low_rank(x, out, self._weights, self._place.tokens(len(x)))
 
-    def add_rows(self, index: Tensor, out: Tensor) -> Tensor:
+    def add_rows(self, index: Tensor, out: Tensor, is_elsewhere: Tensor | None = None) -> Tensor:
         """Adds the rows at `index` [num_tokens] int64 of each token's adapter to `out`, perhaps in place.
 
         So does a layer that is a table of rows: its inputs have a one in the place of the row, and zeros.
+        `is_elsewhere` [num_tokens] bool: another rank adds the row.
         """
         if not self.is_used or not self._place.is_active:
             return out
         adapters, (a, b, sizes, ranks, *_) = self._place.tokens(len(index)), self._weights
+        if is_elsewhere is not None:
+            adapters = adapters.masked_fill(is_elsewhere, -1)
+            index = index.clamp(max=a.shape[2] - 1)  # a rank's last rows may be padding
         inner = a[adapters.clamp(min=0), :, index]
         same = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).repeat(len(a), 1, 1)
         return self._place.ops.add_low_rank(inner, out, LowRankWeights(same, b, sizes, ranks), adapters)
@@ -193,7 +203,7 @@ class LayerAdapters:
             factor = None if weight.magnitude is None else _row_factors(base, weight)
             shift = _shift(base, weight, factor) if self._has_bias else None
         a = torch.cat([weight.a[:, shard.start : shard.stop] for shard in self._in_shards], dim=1)
-        b = weight.b
+        b = weight.b * base.scale
         if part.shard.dim == 0:
             own = slice(part.shard.start, part.shard.stop)
             b, factor, shift = b[own], factor if factor is None else factor[own], shift if shift is None else shift[own]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.adapted import base_layers
-from quire.executor.layers.adapters import LayerAdapters
+from quire.executor.layers.adapters import BaseLayer, LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization import sharding
@@ -92,6 +92,10 @@ _TIED_HEAD = "lm_head"
 """The name by which adapters change a head whose weight is the embedding's."""
 
 
+_TIED_TABLE = "embed_tokens"
+"""The name by which adapters change an embedding whose weight is stored as the head's."""
+
+
 class VocabularyWeight:
     """A rank's rows of a [vocab_size, hidden] weight: of an embedding, of a head, or shared by the two.
 
@@ -144,8 +148,32 @@ class VocabularyWeight:
             locate=(lambda: None) if self._is_shared else base.locate,
             read_weight=self._read_whole,
             read_bias=self._read_whole_bias,
+            shares=self._table_name if self._is_shared else None,
         )
         return context.adapters.of_columns([base], [self.num_rows])
+
+    def table_adapters(self, scale: float) -> LayerAdapters | None:
+        """Returns the place of adapters for an embedding, whose rows are multiplied by `scale`; None: there is none."""
+        context, size = self._context, self._hidden_size
+        if context.adapters is None or self._part.shard.start == self._part.shard.stop:
+            return None
+        base = BaseLayer(
+            LinearPart(self._table_name, size, Shard(0, 0, size)),
+            self.vocab_size,
+            has_bias=False,
+            locate=lambda: None,
+            read_weight=lambda: self._read_whole().T,
+            read_bias=lambda: None,
+            is_table=True,
+            scale=scale,
+        )
+        return context.adapters.of_rows(base, [self._part.shard], has_bias=False)
+
+    @property
+    def _table_name(self) -> str:
+        """The name by which adapters change the embedding."""
+        name = self._part.name
+        return _TIED_TABLE if self._is_shared and name.endswith(_TIED_HEAD) else name
 
     def _read_whole(self) -> Tensor:
         whole = self._part._replace(shard=Shard(0, 0, self.vocab_size))
@@ -205,8 +233,11 @@ class VocabEmbedding:
     The step's given rows replace these, unscaled.
     """
 
-    def __init__(self, context: ModelContext, weight: VocabularyWeight, scale: float = 1.0) -> None:
+    def __init__(
+        self, context: ModelContext, weight: VocabularyWeight, scale: float = 1.0, *, takes_adapters: bool = False
+    ) -> None:
         self._group = context.group
+        self._adapters = weight.table_adapters(scale) if takes_adapters else None
         self._rows = weight.rows
         self._num_rows = weight.num_rows
         self._start = weight.start
@@ -221,11 +252,15 @@ class VocabEmbedding:
     def rows_of(self, token_ids: Tensor) -> Tensor:
         """Looks up the tokens' own rows, without the step's given rows."""
         if self._group.size == 1:
-            return self._rows.take(token_ids, self._scale)
+            embedded = self._rows.take(token_ids, self._scale)
+            return embedded if self._adapters is None else self._adapters.add_rows(token_ids, embedded)
         local_ids = token_ids - self._start
         is_elsewhere = (local_ids < 0) | (local_ids >= self._num_rows)
-        embedded = self._rows.take(local_ids.masked_fill(is_elsewhere, 0), self._scale)
-        return self._group.all_reduce(embedded.masked_fill(is_elsewhere.unsqueeze(1), 0))
+        local_ids = local_ids.masked_fill(is_elsewhere, 0)
+        embedded = self._rows.take(local_ids, self._scale).masked_fill(is_elsewhere.unsqueeze(1), 0)
+        if self._adapters is not None:
+            embedded = self._adapters.add_rows(local_ids, embedded, is_elsewhere)
+        return self._group.all_reduce(embedded)
 
 
 class PositionedEmbedding:

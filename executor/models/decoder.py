@@ -219,7 +219,9 @@ def vocabulary_ends(
     is_shared = embed_name == head_name and context.generates
     try:
         weight = VocabularyWeight(context, f"{embed_name}.weight", *size, bias=bias, is_shared=is_shared)
-        embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else AbsentEmbedding()
+        embed = (
+            VocabEmbedding(context, weight, scale, takes_adapters=True) if context.is_first_stage else AbsentEmbedding()
+        )
         if context.layers.stop < spec.num_layers or not context.generates:
             return embed, AbsentHead()
         if not is_shared:

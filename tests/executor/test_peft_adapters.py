@@ -1,5 +1,6 @@
 """Adapters that PEFT has saved, against PEFT's own log-probabilities, as they are and merged into the model."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -26,6 +28,7 @@ from tests.storage import hung_file
 peft = pytest.importorskip("peft")
 
 OPTIONS = AdapterOptions(max_adapters=2, max_rank=16, max_on_host=2)
+TOKENS = prompt_of(3, 24)[::7]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "names": ("qwen3", {"target_modules": ["q_proj", "v_proj"]}),
@@ -56,9 +59,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("qwen2", {"target_modules": ATTENTION, "bias": "lora_only"}),
     "all biases": ("qwen2", {"target_modules": ["v_proj", "gate_proj"], "bias": "all"}),
     "bias of B": ("qwen2", {"target_modules": ["q_proj", "k_proj", "v_proj"], "lora_bias": True}),
-    "head": ("qwen3 untied", {"target_modules": ["lm_head", "q_proj"]}),
-    "head that shares the embedding's weight": ("qwen3", {"target_modules": ["lm_head", "q_proj"]}),
+    "head": ("qwen3", {"target_modules": ["lm_head", "q_proj"]}),
+    "head that shares the embedding's weight": ("qwen3 tied", {"target_modules": ["lm_head", "q_proj"]}),
     "fused": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
+    "embedding": ("qwen3", {"target_modules": ["embed_tokens", "q_proj"]}),
+    "embedding of a tied head": ("qwen3 tied", {"target_modules": ["embed_tokens", "q_proj"]}),
+    "scaled embedding": ("gemma3", {"target_modules": ["embed_tokens"]}),
+    "embedding tied by PEFT": (
+        "qwen3 tied",
+        {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+    ),
+    "tokens": ("qwen3", {"target_modules": ["q_proj"], "trainable_token_indices": TOKENS}),
+    "tokens of a tied head": (
+        "qwen3",
+        {"target_modules": ["lm_head"], "trainable_token_indices": {"embed_tokens": TOKENS}},
+    ),
+    "tokens alone": ("qwen3 tied", {"peft_type": "TRAINABLE_TOKENS", "token_indices": TOKENS}),
     "transposed": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     "factors": (
         "qwen2",
@@ -81,11 +97,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+MERGED_OTHERWISE = {
+    "head that shares the embedding's weight", "embedding of a tied head", "embedding tied by PEFT",
+}  # fmt: skip
+"""Merging changes the one weight that embedding and head share, in both places, as PEFT warns."""
+
+
 @pytest.fixture(scope="module")
 def folder_of(checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
     def get(family: str) -> Path:
         name, _, kind = family.partition(" ")
-        return checkpoint(name, tie=False) if kind else checkpoint(name)
+        return checkpoint(name, tie=True) if kind else checkpoint(name)
 
     return get
 
@@ -93,11 +115,10 @@ def folder_of(checkpoint: Callable[..., Path]) -> Callable[[str], Path]:
 def trained(model_folder: Path, folder: Path, seed: int = 0, **config: Any) -> Any:
     """A model of PEFT's with random adapters, which are saved in `folder`."""
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    if config.get("peft_type") == "IA3":
-        given = peft.IA3Config(task_type="CAUSAL_LM", **{key: config[key] for key in config.keys() - {"peft_type"}})
-    else:
-        given = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **config})
-    model = peft.get_peft_model(base, given)
+    kind = {"IA3": peft.IA3Config, "TRAINABLE_TOKENS": peft.TrainableTokensConfig}.get(config.pop("peft_type", "LORA"))
+    if kind is None:
+        kind, config = peft.LoraConfig, {"r": 4, "lora_alpha": 6} | config
+    model = peft.get_peft_model(base, kind(task_type="CAUSAL_LM", **config))
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -170,14 +191,17 @@ def test_prompts_have_the_log_probabilities_of_peft(
     scorer.adapter = -1
     base = scorer.score(prompt)
     assert (base - wanted).abs().max() > 1e-2, "the adapter must change something to prove anything"
-    merged = logprobs_of(model.merge_and_unload(), prompt)
-    torch.testing.assert_close(got, merged, atol=1e-4, rtol=0)
+    if variant not in MERGED_OTHERWISE:
+        merged = logprobs_of(model.merge_and_unload(), prompt)
+        torch.testing.assert_close(got, merged, atol=1e-4, rtol=0)
     with torch.inference_mode():
         plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     torch.testing.assert_close(base, logprobs_of(plain, prompt), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("variant", ["all-linear", "dora with biases", "all biases", "head", "factors"])
+@pytest.mark.parametrize(
+    "variant", ["all-linear", "dora with biases", "all biases", "head", "factors", "embedding", "tokens of a tied head"]
+)
 def test_two_ranks_have_the_log_probabilities_of_peft(
     folder_of: Callable[[str], Path], variant: str, tmp_path: Path
 ) -> None:
@@ -214,6 +238,49 @@ def test_an_activated_adapter_begins_at_its_invocation(
     torch.testing.assert_close(got, logprobs_of(model, prompt), atol=1e-4, rtol=0)
     everywhere = Scorer(worker).score(prompt)
     assert (everywhere - got).abs().max() > 1e-2, "the place must change something to prove anything"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3 tied"])
+def test_new_rows_of_saved_weights_take_a_rank_each(
+    folder_of: Callable[[str], Path], family: str, tmp_path: Path
+) -> None:
+    """A few changed rows of a whole embedding or head are served; more than ranks, or other shapes, are refused."""
+    model_folder, prompt = folder_of(family), prompt_of(3, 24)
+    saved = ["embed_tokens", "lm_head"]
+    model = trained(model_folder, tmp_path, target_modules=["q_proj"], modules_to_save=saved)
+    path = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(path)
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    own = {"embed_tokens": base.get_input_embeddings().weight, "lm_head": base.get_output_embeddings().weight}
+    changed = {"embed_tokens": [prompt[0], prompt[5]], "lm_head": [prompt[1], prompt[7], prompt[9]]}
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            kind = name.rpartition(".")[2]
+            if kind in own and hasattr(module, "modules_to_save"):
+                module.weight.copy_(rows_but(own[kind], module.weight, changed[kind]))
+        for key, tensor in tensors.items():
+            kind = next((kind for kind in saved if f"{kind}.weight" in key), None)
+            tensors[key] = tensor if kind is None else rows_but(own[kind], tensor, changed[kind]).contiguous()
+    save_file(tensors, path)
+    worker = start(model_folder)
+    assert load(worker, tmp_path) == LoadedAdapter()
+    torch.testing.assert_close(Scorer(worker).score(prompt), logprobs_of(model, prompt), atol=1e-4, rtol=0)
+    [key] = [key for key in tensors if "embed_tokens.weight" in key]
+    for weight, why in (
+        (torch.randn_like(tensors[key]), "replaces .* rows of .*embed_tokens.*--max-lora-rank is 16"),
+        (torch.cat([tensors[key], torch.ones(1, tensors[key].shape[1])]), "another number of tokens"),
+    ):
+        save_file(tensors | {key: weight}, path)
+        error = load(worker, tmp_path).error or ""
+        assert key in error
+        assert re.search(why, error), error
+
+
+def rows_but(own: Tensor, new: Tensor, changed: list[int]) -> Tensor:
+    """`own` with the `changed` rows of `new`."""
+    rows = own.detach().clone()
+    rows[changed] = new[changed].detach()
+    return rows
 
 
 def test_a_slot_holds_what_was_loaded_last(folder_of: Callable[[str], Path], tmp_path: Path) -> None:

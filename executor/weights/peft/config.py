@@ -16,7 +16,7 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of `init_lora_weights` that change the base model's weights when training begins."""
 
 
-_SERVED = ("LORA", "IA3")
+_SERVED = ("LORA", "IA3", "TRAINABLE_TOKENS")
 
 
 class PeftConfig(Struct, frozen=True):
@@ -36,7 +36,9 @@ class PeftConfig(Struct, frozen=True):
     use_bdlora: Any = None
     arrow_config: Any = None
     alora_invocation_tokens: list[int] | None = None
-    trainable_token_indices: Any = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    token_indices: list[int] = []
+    ensure_weight_tying: bool = False
     target_parameters: list[str] | None = None
 
     @classmethod
@@ -62,6 +64,13 @@ class PeftConfig(Struct, frozen=True):
         """The rank of a module's weights, by its name in the base model."""
         return self.rank_pattern.get(_pattern_of(self.rank_pattern, module), self.r)
 
+    def trained_tokens(self, module: str) -> list[int]:
+        """The tokens whose rows of a module's weight are trained, by its name in the base model."""
+        indices = self.trainable_token_indices or self.token_indices
+        if isinstance(indices, list):
+            return indices
+        return next((each for name, each in indices.items() if module == name or module.endswith(f".{name}")), [])
+
     def scale(self, module: str) -> float:
         """The factor of the product of a module's weights."""
         alpha = self.alpha_pattern.get(_pattern_of(self.alpha_pattern, module), self.lora_alpha)
@@ -71,7 +80,7 @@ class PeftConfig(Struct, frozen=True):
     def _check(self, path: Path) -> None:
         if self.peft_type not in _SERVED:
             raise ModelLoadError(
-                f"{path}: adapters of the type {self.peft_type!r} are not served; {' and '.join(_SERVED)} are."
+                f"{path}: adapters of the type {self.peft_type!r} are not served; {', '.join(_SERVED)} are."
             )
         if isinstance(self.init_lora_weights, str) and self.init_lora_weights.lower().startswith(_CHANGES_BASE):
             raise ModelLoadError(
@@ -83,7 +92,6 @@ class PeftConfig(Struct, frozen=True):
             "use_qalora": self.use_qalora,
             "use_bdlora": self.use_bdlora,
             "arrow_config": self.arrow_config,
-            "trainable_token_indices": self.trainable_token_indices,
         }
         if asked := [name for name, value in unserved.items() if value]:
             raise ModelLoadError(f"{path}: {asked[0]} is not served; merge the adapter into its base model.")

@@ -22,6 +22,7 @@ _KINDS = {
     "magnitude": r"lora_magnitude_vector(?:\.(?!weight$)\w+)?(?:\.weight)?",
     "embedding_a": r"lora_embedding_A(?:\.\w+)?",
     "embedding_b": r"lora_embedding_B(?:\.\w+)?",
+    "tokens": r"(?:token_adapter\.)?trainable_tokens_delta(?:\.\w+)?",
     "factors": r"ia3_l(?:\.\w+)?",
     "bias": r"(?:base_layer\.)?bias",
     "weight": r"(?:modules_to_save\.(?:\w+\.)?|base_layer\.)?weight",
@@ -38,12 +39,15 @@ class ModuleTensors:
         scale: the factor of the product of `a` and `b`.
         by_kind: the tensors, by their kinds: "a" [rank, in] and "b" [out, rank], the bias of the latter ("b_bias"),
             the "magnitude" [out] of DoRA, the "factors" [out, 1] or [1, in] of (IA)³, a new "bias" [out] or "weight";
-            of an embedding "embedding_a" [rank, vocab] and "embedding_b" [size, rank].
+            of an embedding "embedding_a" [rank, vocab] and "embedding_b" [size, rank], or the new rows of some "tokens"
+            [num_tokens, size].
         keys: the tensors' names in the file, by kind.
+        token_ids: of the "tokens".
     """
 
     module: str
     scale: float
+    token_ids: list[int]
     by_kind: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
@@ -86,7 +90,9 @@ class PeftCheckpoint:
         kind = next(kind for kind in _KINDS if match[kind] is not None)
         tensors = self.modules.get(module)
         if tensors is None:
-            tensors = self.modules[module] = ModuleTensors(module, self.config.scale(full_name(match["module"])))
+            name = full_name(match["module"])
+            tensors = ModuleTensors(module, self.config.scale(name), self.config.trained_tokens(name))
+            self.modules[module] = tensors
         if kind in tensors.by_kind:
             raise ModelLoadError(f"The adapter has {tensors.keys[kind]} and {key} for the same module.")
         tensors.by_kind[kind] = self._file.read(key, None, torch.float32)

@@ -313,9 +313,10 @@ def test_the_memory_plan_counts_the_adapters(folder: Path) -> None:
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     # Inputs and outputs of each layer's weights: q, k and v have the same inputs, but an A each.
     layer = (3 * hidden + queries + 2 * keys) + (queries + hidden) + (2 * hidden + 2 * inner) + (inner + hidden)
-    sizes = spec.num_layers * layer + hidden + vocab
-    ranks = (4 * spec.num_layers + 1) * 8  # of each adapter in each product
-    factors = 2 * 4 * (spec.num_layers * (queries + 2 * keys + hidden + 2 * inner + hidden) + vocab)  # and shifts
+    sizes = spec.num_layers * layer + 2 * (hidden + vocab)  # of the head, and of the embedding
+    ranks = (4 * spec.num_layers + 2) * 8  # of each adapter in each product
+    outputs = spec.num_layers * (queries + 2 * keys + hidden + 2 * inner + hidden) + vocab + hidden
+    factors = 2 * 4 * outputs  # and shifts
     assert with_adapters - plain == LIMITS.num_adapters * (LIMITS.max_rank * sizes * 4 + ranks + factors)
 
 
@@ -338,8 +339,8 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_layers_name(adapted: A
     place = adapted.worker.adapters
     assert place is not None
     weight = AdapterWeight(torch.zeros(4, 64), torch.zeros(64, 4))
-    with pytest.raises(ModelLoadError, match=r"weights for model\.embed_tokens, which take no adapters"):
-        place.load(0, {"model.embed_tokens": weight})
+    with pytest.raises(ModelLoadError, match=r"weights for model\.norm, which take no adapters"):
+        place.load(0, {"model.norm": weight})
     name = "model.layers.0.mlp.down_proj"
     for a, b in ((torch.zeros(4, 5), torch.zeros(64, 4)), (torch.zeros(7, 128), torch.zeros(64, 7))):
         with pytest.raises(ModelLoadError, match=rf"{name} are .* ranks are at most 6"):
