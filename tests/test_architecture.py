@@ -99,7 +99,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "http/app": "entry_store keys async_llm chat http http/pages http/invocations http/service anthropic audio "
         "openai pooling cohere tei",
         "http/server": "entry_store keys async_llm http http/connections http/pages http/service http/app",
-        "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
+        "bench": "checkpoint media metrics outputs progress launch text flags async_llm llm http http/server",
         "servers": "entry_store keys checkpoint metrics launch async_llm http http/connections http/service "
         "http/server",
         "labs": "flags bench",

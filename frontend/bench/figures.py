@@ -27,6 +27,7 @@ class RequestTiming(Struct):
     latency: float = 0.0
     gaps: list[float] = []  # between events with tokens
     num_texts: int = 1  # whose vectors or ranks the request is for
+    text: str = ""  # of a streamed answer
     error: str = ""
 
     @property

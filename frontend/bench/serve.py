@@ -7,15 +7,16 @@ import os
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import httpx
+import msgspec
 from rich.progress import Progress
 
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError, QuireError
-from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
-from quire.frontend.bench.datasets.request import Vocabulary
+from quire.frontend.bench.datasets.choice import add_dataset_arguments, check_text_only, make_requests
+from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.descriptors import make_room
 from quire.frontend.bench.figures import (
     METRICS,
@@ -30,9 +31,12 @@ from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
 from quire.frontend.bench.profile import add_profile_argument, server_recording
 from quire.frontend.bench.result_file import add_result_arguments, details, result_path, settings
+from quire.frontend.bench.speech_target import ENDPOINTS as SPEECH_ENDPOINTS
+from quire.frontend.bench.speech_target import SpeechTarget
 from quire.frontend.bench.text_target import TextTarget
 from quire.frontend.bench.vector_target import ENDPOINTS as VECTOR_ENDPOINTS
 from quire.frontend.bench.vector_target import VectorTarget, batched
+from quire.frontend.bench.word_errors import speech_figures, speech_rows
 from quire.frontend.flags.ranges import COUNT, COUNT_OR_NONE, POSITIVE
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -40,13 +44,14 @@ ENDPOINTS: dict[str, str] = {
     "openai": "/v1/completions",
     "vllm": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
+    **SPEECH_ENDPOINTS,
     **VECTOR_ENDPOINTS,
 }
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds vLLM's flags for text, vectors and ranks."""
+    """Adds vLLM's flags for text, sounds, vectors and ranks."""
     add_dataset_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="API of the server.")
@@ -76,6 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--ignore-eos", action="store_true", help="Generate the full length.")
     for name in SAMPLING:
         load.add_argument(f"--{name.replace('_', '-')}", type=float, help="Sampling parameter of every request.")
+    load.add_argument(
+        "--extra-body",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help='Fields of every request besides, such as {"language": "en"}.',
+    )
     report = parser.add_argument_group("report")
     report.add_argument(
         "--percentile-metrics",
@@ -110,14 +122,15 @@ def run(args: argparse.Namespace) -> int:
     objectives = parse_objectives(args.goodput)
     now = datetime.now()
     asked = settings(args, args.model or "", now)
-    model, timings, duration = asyncio.run(_measure(args))
+    model, requests, timings, duration = asyncio.run(_measure(args))
     errors = [timing.error for timing in timings if timing.error]
     if len(errors) == len(timings):  # there are no figures
         raise QuireError(f"All {len(errors)} requests failed; the first: {errors[0]}")
     figures = (summarize_vectors if of_vectors else summarize)(timings, duration, percentiles)
+    figures |= speech_figures(requests, timings, duration)
     if objectives:
         figures["request_goodput"] = request_goodput(timings, objectives, duration)
-    print_table("Serving benchmark", serve_rows(figures, metrics, percentiles))
+    print_table("Serving benchmark", serve_rows(figures, metrics, percentiles) + speech_rows(figures))
     write_json(args.output_json, figures)
     if args.save_result:
         saved = asked | {"model_id": model} | figures | (details(timings) if args.save_detailed else {})
@@ -127,23 +140,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], float]:
-    """Returns the model's name, every request's timing, and the seconds from start to end."""
+async def _measure(args: argparse.Namespace) -> tuple[str, list[BenchRequest], list[RequestTiming], float]:
+    """Returns the model's name, all requests, their timings, and the seconds from start to end."""
     base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     headers = {"Content-Type": "application/json"} | dict(item.split("=", 1) for item in args.header)
     if key := os.environ.get("OPENAI_API_KEY"):
         headers.setdefault("Authorization", f"Bearer {key}")
     await _wait_until_ready(base_url, args.ready_check_timeout_sec)
     model, folder = args.model, args.tokenizer
-    if not (model and folder):  # not every server that is compared has the route
+    reads_texts = args.backend not in SPEECH_ENDPOINTS
+    if not model or (reads_texts and not folder):  # not every server that is compared has the route
         name, root = await _served_model(base_url, headers)
         model, folder = model or name, folder or root
     url = base_url + (args.endpoint or ENDPOINTS[args.backend])
     target = _target(args, url, headers, model)
-    tokenizer = Tokenizer.from_folder(Path(folder), args.tokenizer_mode, args.trust_remote_code)
-    requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
-    if args.backend in VECTOR_ENDPOINTS:
-        requests = batched(requests, args.random_batch_size, args.backend)
+    requests = _requests(args, folder if reads_texts else None)
     make_room(min(len(requests), args.max_concurrency or len(requests)), "--max-concurrency")
     options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}
     if args.num_warmups:
@@ -154,18 +165,42 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
             timings, duration = await run_load(
                 requests, target, request_rate=args.request_rate, on_done=lambda: progress.advance(bar), **options
             )
-    return model, timings, duration
+    return model, requests, timings, duration
+
+
+def _requests(args: argparse.Namespace, folder: str | None) -> list[BenchRequest]:
+    """What the backend is asked. `folder` is that of the tokenizer; None: the backend takes sounds."""
+    if folder is None:
+        requests = make_requests(args, Vocabulary(1), args.seed, as_text=False)
+        if any(request.sound is None for request in requests):
+            raise ConfigError(f"--backend {args.backend} takes sounds: add --dataset-name custom_audio.")
+        return requests
+    tokenizer = Tokenizer.from_folder(Path(folder), args.tokenizer_mode, args.trust_remote_code)
+    requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
+    if args.backend != "openai-chat":
+        check_text_only(requests, f"--backend {args.backend}")
+    return batched(requests, args.random_batch_size, args.backend) if args.backend in VECTOR_ENDPOINTS else requests
 
 
 def _target(args: argparse.Namespace, url: str, headers: dict[str, str], model: str) -> Target:
-    body = {"model": model} | _sampling(args)
-    if args.backend not in VECTOR_ENDPOINTS:
-        if args.random_batch_size != 1:
-            raise ConfigError("--random-batch-size is for backends of vectors and ranks.")
-        return TextTarget(url, args.backend == "openai-chat", headers, body)
-    if len(body) > 1:
-        raise ConfigError(f"--backend {args.backend} samples no tokens; leave {sorted(set(body) - {'model'})[0]} out.")
-    return VectorTarget(url, args.backend, headers, body)
+    sampling = _sampling(args)
+    body = {"model": model} | sampling | args.extra_body
+    if args.backend in VECTOR_ENDPOINTS:
+        if sampling:
+            raise ConfigError(f"--backend {args.backend} samples no tokens; leave {sorted(sampling)[0]} out.")
+        return VectorTarget(url, args.backend, headers, body)
+    if args.random_batch_size != 1:
+        raise ConfigError("--random-batch-size is for backends of vectors and ranks.")
+    if args.backend in SPEECH_ENDPOINTS:
+        return SpeechTarget(url, {name: headers[name] for name in headers if name != "Content-Type"}, body)
+    return TextTarget(url, args.backend == "openai-chat", headers, body)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: {error}") from None
 
 
 def _sampling(args: argparse.Namespace) -> dict:

@@ -6,7 +6,7 @@ import time
 from quire.core.config.engine_args import EngineArgs
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.adapters import Adapters, add_adapter_arguments, chosen_adapters
-from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
+from quire.frontend.bench.datasets.choice import add_dataset_arguments, check_text_only, make_requests
 from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 from quire.frontend.bench.figures import print_table, write_json
 from quire.frontend.bench.profile import add_profile_argument, check_profiler, engine_recording
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     with LLM(**args.engine_args.flat()) as llm:
         adapters = chosen_adapters(args.lora_path, args.lora_assignment, args.engine_args, llm.config.seed)
         requests = make_requests(args, _vocabulary(llm, args.engine_args), llm.config.seed, as_text=False)
+        check_text_only(requests, "quire bench throughput")
         if args.num_warmups:
             _generate(llm, requests[: args.num_warmups], adapters, args)
             llm.reset_prefix_cache()

@@ -1,11 +1,20 @@
 """The request of a benchmark, and the interface of datasets."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
 from quire.frontend.text.tokenizer import Tokenizer
+
+
+class Sound(Struct, frozen=True):
+    """A sound file to send, and what is said in it; None: nobody knows."""
+
+    name: str
+    data: bytes
+    num_seconds: float
+    text: str | None
 
 
 class BenchRequest(Struct):
@@ -15,6 +24,13 @@ class BenchRequest(Struct):
     output_len: int
     prompt: str = ""
     texts: list[str] = []  # of a request with several; then there is no `prompt`
+    parts: list[dict[str, Any]] = []  # images and videos beside the prompt, as parts of a chat message
+    sound: Sound | None = None
+
+    @property
+    def has_media(self) -> bool:
+        """True if there is more than text; then the server alone knows how many tokens the prompt has."""
+        return bool(self.parts) or self.sound is not None
 
 
 class Vocabulary(Struct):

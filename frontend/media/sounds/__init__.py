@@ -1,1 +1,1 @@
-"""Sounds: files to samples, samples to clips, clips to features. Only the helper process imports these."""
+"""Sounds: files to samples, samples to clips, clips to features. A server reads files in a helper process alone."""

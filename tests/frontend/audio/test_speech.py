@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.core.errors import ParameterError
 from quire.frontend.media.sounds.clips import clip_starts
+from tests.commands import quire
 from tests.servers import ServerProcess
 from tests.tiny_whisper import (
     FIRST_STAMP,
@@ -359,6 +360,36 @@ def test_sounds_of_several_formats(server: ServerProcess, reference: PreTrainedM
     soundfile.write(file, sound(), RATE, format="FLAC", subtype="PCM_16")
     answer = post(server, file.getvalue(), language="en", **GREEDY)
     assert answer.json()["text"] == post(server, wav(sound()), language="en", **GREEDY).json()["text"]
+
+
+def test_a_load_of_sounds_is_measured(server: ServerProcess, tmp_path: Path) -> None:
+    """The sounds' own transcripts have no word errors, and a wrong word is one."""
+    for number, samples in enumerate((sound(), LONG)):
+        (tmp_path / f"{number}.wav").write_bytes(wav(samples))
+        text = post(server, wav(samples), language="en", **GREEDY).json()["text"]
+        (tmp_path / f"{number}.txt").write_text(text)
+    load = (
+        "bench", "serve", "--base-url", server.base_url, "--backend", "openai-audio", "--dataset-name", "custom_audio",
+        "--dataset-path", str(tmp_path), "--num-prompts", "3", "--custom-output-len", str(NUM_TOKENS), "--temperature",
+        "0", "--extra-body", '{"language": "en"}', "--disable-tqdm", "--output-json", str(tmp_path / "figures.json"),
+        "--disable-shuffle",
+    )  # fmt: skip
+    done = quire(*load)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["completed"], figures["word_error_rate"]) == (3, 0.0)
+    assert figures["total_audio_seconds"] == pytest.approx((2 * len(sound()) + len(LONG)) / RATE)
+    assert figures["rtfx"] == pytest.approx(figures["total_audio_seconds"] / figures["duration"])
+    assert figures["total_input_tokens"] == 4 * (2 + len(clips_of(LONG)))
+    assert "Word error rate (%)" in done.stdout
+    with (tmp_path / "0.txt").open("a") as file:
+        file.write(" wrong")
+    assert quire(*load).returncode == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["word_error_rate"] == pytest.approx(2 / figures["num_reference_words"])
+    refused = quire("bench", "serve", "--base-url", server.base_url, "--backend", "openai-audio", "--num-prompts", "1")
+    assert refused.returncode != 0
+    assert "--dataset-name custom_audio" in refused.stderr
 
 
 def test_sounds_go_on_after_a_crash(reference: PreTrainedModel, folder: Path) -> None:

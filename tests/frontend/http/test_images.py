@@ -3,6 +3,7 @@
 import base64
 import http.server
 import io
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import openai
 import pytest
 from PIL import Image
 
+from tests.commands import quire
 from tests.image_checkpoints import make_image, write_checkpoint
 from tests.servers import ServerProcess
 
@@ -197,3 +199,19 @@ def test_placeholders_in_texts_are_refused(client: openai.OpenAI, model: str) ->
                 {"type": "text", "text": "<image> and what else?"},
             ]}],
         )  # fmt: skip
+
+
+def test_a_load_of_random_images_is_measured(server: ServerProcess, tmp_path: Path) -> None:
+    load = (
+        "bench", "serve", "--base-url", server.base_url, "--dataset-name", "random-mm", "--num-prompts", "3",
+        "--input-len", "6", "--output-len", "3", "--ignore-eos", "--random-mm-base-items-per-request", "2",
+        "--random-mm-bucket-config", "{(48, 32, 1): 1.0}", "--disable-tqdm", "--output-json", str(tmp_path / "out"),
+    )  # fmt: skip
+    done = quire(*load, "--backend", "openai-chat")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "out").read_text())
+    assert (figures["completed"], figures["total_output_tokens"]) == (3, 9)
+    assert figures["total_input_tokens"] > 3 * 2 * 16, "the server's count, with those of images"
+    refused = quire(*load)
+    assert refused.returncode != 0
+    assert "--backend openai-chat" in refused.stderr
