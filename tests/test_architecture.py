@@ -88,7 +88,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "http/invocations": "http http/pages",
         "http/service": "async_llm http http/pages",
         "http/connections": "http",
-        "audio": "checkpoint media outputs requests async_llm chat http http/pages",
+        "audio": "checkpoint keys media outputs requests async_llm chat http http/pages",
         "anthropic": "checkpoint parsing requests async_llm chat http",
         "openai": "checkpoint refusals entry_store keys outputs text parsing requests async_llm chat http "
         "http/invocations",

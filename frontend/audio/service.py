@@ -3,8 +3,8 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,14 @@ class _Opened(NamedTuple):
         return "" if self.sound.language in _WITHOUT_SPACES else " "
 
 
+class OpenClip(NamedTuple):
+    """A clip whose text is being written: its outputs, its language, and what goes before its text after another's."""
+
+    outputs: OutputStream
+    language: str | None
+    separator: str
+
+
 class SpeechToText:
     """Answers requests for transcriptions and translations. It needs no HTTP, so the batch runner uses it too."""
 
@@ -101,6 +109,29 @@ class SpeechToText:
                 async for frame in frames:
                     yield frame
 
+    def clip_seconds(self) -> float:
+        """The longest clip of a sound that comes while it is spoken. Raises NotFoundError for a model without ears."""
+        return self._hearing_model().clip_seconds
+
+    def check(self, request: SpeechRequest) -> None:
+        """Raises RequestError for what cannot be served as asked."""
+        self._check(request)
+        SamplingParams(**self._sampling_fields(request))
+
+    @asynccontextmanager
+    async def open_clip(self, request: SpeechRequest, data: bytes) -> AsyncIterator[OpenClip]:
+        """The outputs of a file that holds one clip; leaving aborts it in the engine. Errors as for `complete`."""
+        speech = self._check(request)
+        async with self._room.place(_most_bytes(data)) as place:
+            opened = await self._open(request, data, ClientHeaders(), speech)
+            place.settle(opened.sound.num_bytes)
+            [clip] = opened.sound.clips
+            stream = await ClipWriter(self._engine, opened.tokens).open(clip, opened.clip, 0)
+            try:
+                yield OpenClip(stream, opened.sound.language, opened.separator)
+            finally:
+                stream.close()
+
     async def _frames(self, request: SpeechRequest, opened: _Opened) -> AsyncGenerator[bytes, None]:
         """The events of all clips. Some of the next are with the engine while one is sent."""
         events = SpeechEvents(request, opened.id, self._model.chosen_name, int(time.time()), opened.separator)
@@ -134,12 +165,15 @@ class SpeechToText:
         instruction = instruction_of(str(config.get("model_type")))
         return InstructedModel(self._engine, media, self._conversations, instruction)
 
+    def _hearing_model(self) -> SpeechModel:
+        if self._speech is None:
+            raise hears_nothing(self._model.name)
+        return self._speech
+
     def _check(self, request: SpeechRequest) -> SpeechModel:
         self._model.choose(request.model)
         request.check()
-        speech = self._speech
-        if speech is None:
-            raise hears_nothing(self._model.name)
+        speech = self._hearing_model()
         speech.check(request)
         if request.wants_timestamps and (speech.tokens is None or speech.tokens.no_timestamps is None):
             raise ParameterError(

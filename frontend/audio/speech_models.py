@@ -17,6 +17,9 @@ from quire.frontend.media.sources import Content, MediaPart
 from quire.frontend.requests.media_prompts import MediaPrompts
 from quire.frontend.requests.prompt import EncoderPrompt, Prompt
 
+_CLIP_SECONDS = 30.0
+"""Longest clip that waits for its end, for models that hear more."""
+
 Listen = Callable[[SpokenClip, list[int]], Awaitable[FirstToken]]
 """The model's first token for a clip, out of some."""
 
@@ -40,10 +43,14 @@ class SpeechModel(Protocol):
 
     Attributes:
         tokens: its special tokens of speech; None: it has none, and its texts have no times.
+        clip_seconds: the longest clip of a sound that comes while it is spoken.
     """
 
     @property
     def tokens(self) -> SpeechTokens | None: ...
+
+    @property
+    def clip_seconds(self) -> float: ...
 
     def check(self, request: SpeechRequest) -> None:
         """Raises ParameterError for what the model cannot do."""
@@ -66,6 +73,7 @@ class ListeningDecoder:
         self._engine = engine
         self._hearing = hearing
         self.tokens: SpeechTokens = tokens
+        self.clip_seconds = hearing.clip_seconds
 
     def check(self, request: SpeechRequest) -> None:
         language, wanted = _codes(request)
@@ -125,6 +133,7 @@ class InstructedModel:
         self._media = media
         self._conversations = conversations
         self._instruction = instruction
+        self.clip_seconds = instruction.clip_seconds or _CLIP_SECONDS
 
     def check(self, request: SpeechRequest) -> None:
         for name in ("language", "to_language"):

@@ -17,6 +17,7 @@ from quire.frontend.anthropic.models import ModelInfos
 from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.audio.realtime_routes import realtime_routes
 from quire.frontend.audio.routes import audio_routes
 from quire.frontend.audio.service import SpeechToText
 from quire.frontend.chat.conversation import Conversations
@@ -36,6 +37,7 @@ from quire.frontend.http.service.adapter_routes import adapter_routes, updates_a
 from quire.frontend.http.service.dev_routes import dev_routes
 from quire.frontend.http.service.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.service.service_routes import control_routes, front_page_route, monitoring_routes
+from quire.frontend.http.websockets import WebsocketDoor
 from quire.frontend.keys.key_ring import KeyRing
 from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.openai.routes import openai_routes
@@ -95,6 +97,8 @@ def create_app(
     tei, invocations = TeiServices(engine, pooling), Invocations()
     if conversations.searches is not None:
         registry.register(conversations.searches)
+    speech = SpeechToText(engine, conversations)
+    door = WebsocketDoor(guards, server.allowed_origins, errors)
     guarded = [
         *openai_routes(
             engine,
@@ -107,7 +111,7 @@ def create_app(
             invocations,
             num_owners=1 if keys is None else keys.num_keys,
         ),
-        audio_routes(SpeechToText(engine, conversations), answers),
+        audio_routes(speech, answers),
         anthropic_routes(Messages(engine.model, conversations), answers, errors),
         *pooling_routes(pooling, answers, invocations),
         cohere_route(CohereEmbeddings(engine, pooling), answers),
@@ -124,6 +128,7 @@ def create_app(
         route_handlers=[
             Router("/", route_handlers=guarded, guards=guards),
             Router("/", route_handlers=admin, guards=admin_guards),
+            *realtime_routes(speech, state, door, errors),
             front_page_route(front_page),
             *monitoring_routes(engine, server, state, page),
             *(documentation.routes() if documentation else []),

@@ -76,14 +76,27 @@ class BodyCharge:
         budget.held.add(amount)
         self._num_charged += amount
 
+    def remove(self, num_bytes: int) -> None:
+        """Gives back what a part has taken that was counted."""
+        self._num_bytes -= num_bytes
+        amount = max(0, self._num_bytes - FREE_BYTES)
+        self._budget.held.add(amount - self._num_charged)
+        self._num_charged = amount
+
     def release(self) -> None:
         """Gives the bytes back. Idempotent."""
         self._budget.held.add(-self._num_charged)
         self._num_bytes = self._num_charged = 0
 
 
+def charge_of(scope: Any) -> BodyCharge | None:
+    """The charge of the request with this ASGI scope; None: bodies have no limit."""
+    charge: BodyCharge | None = scope.get(_CHARGE)
+    return charge
+
+
 def release_charge(scope: Any) -> None:
     """Gives back what the body of the request with this ASGI scope has taken, as it has been read."""
-    charge: BodyCharge | None = scope.get(_CHARGE)
+    charge = charge_of(scope)
     if charge is not None:
         charge.release()

@@ -49,6 +49,10 @@ class MediaTypeError(RequestError):
     """The body is of a type or in a coding that the route does not read (415)."""
 
 
+class UpgradeRequiredError(RequestError):
+    """The route is a websocket, and the request asks for none (426)."""
+
+
 class ErrorDetail(Struct):
     """An error in OpenAI's shape. `param` names the request's field, `code` repeats the HTTP status."""
 
@@ -118,6 +122,8 @@ def describe(error: Exception) -> Problem:
             return Problem(401, str(error), headers={"WWW-Authenticate": "Bearer"})
         case ForbiddenError():
             return Problem(403, str(error))
+        case UpgradeRequiredError():
+            return Problem(426, str(error), headers={"Upgrade": "websocket"})
         case MediaTypeError():
             return Problem(415, str(error), headers={"Accept-Encoding": "identity"})
         case NotFoundError():

@@ -126,16 +126,33 @@ class RequestObserver:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._observe(cast(HTTPScope, scope), receive, send)
+        elif scope["type"] == "websocket":
+            await self._pass(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a websocket on. What it keeps of messages counts as a body does."""
+        self._strip_root_path(scope)
+        charge = None if self._bodies is None else self._bodies.charge()
+        if charge is not None:
+            charge.attach(cast("dict[str, Any]", scope))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if charge is not None:
+                charge.release()
+
+    def _strip_root_path(self, scope: Scope) -> None:
+        if self._root_path and scope["path"].startswith(self._root_path + "/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path)
 
     async def _observe(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         method = scope["method"]
         if method == "HEAD":  # as GET; the server, whose scope stays as it is, leaves the body out
             scope = cast(HTTPScope, {**scope, "method": "GET"})
-        if self._root_path and scope["path"].startswith(self._root_path + "/"):
-            scope["path"] = scope["path"].removeprefix(self._root_path)
+        self._strip_root_path(scope)
         added, request_id, usage = self._added, "", CallUsage()
         if self._names_requests:
             header = _ensure_request_id(scope)

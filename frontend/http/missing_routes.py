@@ -4,7 +4,6 @@ _LACKS = {
     "judge whether texts are allowed": ("/v1/moderations",),
     "make or edit images or videos": ("/v1/images", "/v1/videos"),
     "speak": ("/v1/audio/speech", "/v1/audio/voices"),
-    "hear a sound while it goes on": ("/v1/realtime",),
     "keep files, or train": ("/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/vector_stores"),
     "run batches over HTTP: quire run-batch does": ("/v1/batches",),
     "run assistants: /v1/responses has tools and conversations": ("/v1/assistants", "/v1/threads"),

@@ -22,7 +22,7 @@ class ServerState:
 
     def __init__(self, *, ready: bool = True) -> None:
         self.ready = ready
-        self._draining = False
+        self._draining = asyncio.Event()
         self._stopped = False
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -31,13 +31,23 @@ class ServerState:
         """Requests that the model or its tokenizer works on."""
         return len(self._running)
 
+    @property
+    def is_stopped(self) -> bool:
+        """True once running requests were ended."""
+        return self._stopped
+
     def drain(self) -> None:
         """Lets running requests finish and refuses new ones."""
-        self._draining = True
+        self._draining.set()
+
+    async def until_draining(self) -> None:
+        """Returns when the server takes no more requests."""
+        await self._draining.wait()
 
     def stop(self) -> None:
         """Ends every running request: each is answered with an error that gives the reason."""
-        self._draining = self._stopped = True
+        self._draining.set()
+        self._stopped = True
         for task in self._running:
             task.cancel()
 
@@ -45,7 +55,7 @@ class ServerState:
         """Raises UnavailableError while the model loads, and once the server is stopping."""
         if not self.ready:
             raise UnavailableError("The model is still loading; /health answers 200 when it is.", retry_after_seconds=1)
-        if self._draining:
+        if self._draining.is_set():
             raise _stopping()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -11,6 +11,9 @@ from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.messages import Clip, ReadSound, Sound
 from quire.frontend.media.samples import read_samples_of
 
+_SECONDS_A_ROW = 0.02
+"""Of the encoder's rows: two frames of 160 samples at 16 kHz each, in all models with features."""
+
 
 class HeardClip(NamedTuple):
     """A part of a sound, as the engine takes it."""
@@ -43,6 +46,11 @@ class Hearing:
     def __init__(self, decoder: MediaDecoder, encoder: EncoderSpec) -> None:
         self._decoder = decoder
         self._encoder = encoder
+
+    @property
+    def clip_seconds(self) -> float:
+        """Seconds of sound that the model hears at once."""
+        return self._encoder.max_rows * _SECONDS_A_ROW
 
     async def read_file(self, data: bytes, param: str, *, divides: bool) -> HeardSound:
         """Reads a sound file.

@@ -1,7 +1,9 @@
 """uvicorn's HTTP/1.1 connections, with limits on half-sent requests, and with bodies after an `Upgrade` header."""
 
 import asyncio
+import functools
 import weakref
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -70,7 +72,8 @@ class HttpConnection(HttpToolsProtocol):
     for, because its error has the shape of the client's API.
 
     An `Upgrade` to another protocol is ignored, as RFC 9110 (7.8) allows. httptools takes the bytes after such a head
-    for the other protocol's, so the body would be lost: the request is parsed again without the header.
+    for the other protocol's, so the body would be lost: the request is parsed again without the header. Only a
+    websocket goes on as one, at the server's paths for these.
 
     Args:
         request_timeout: seconds from the connection's beginning, or a request's first byte, to the request's last byte.
@@ -79,6 +82,8 @@ class HttpConnection(HttpToolsProtocol):
         max_connections: limit for the number of connections of all servers; one more is told 503, and closed.
         max_own_connections: the same limit for those of this process.
         connections_of_all: counts those of all servers.
+        websocket: makes the protocol of a connection that becomes a websocket; None: there are none.
+        websocket_paths: where there are websockets.
     """
 
     def __init__(
@@ -90,6 +95,8 @@ class HttpConnection(HttpToolsProtocol):
         max_connections: int | None,
         max_own_connections: int,
         connections_of_all: Tally,
+        websocket: Callable[..., asyncio.Protocol] | None = None,
+        websocket_paths: frozenset[bytes] = frozenset(),
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -99,6 +106,8 @@ class HttpConnection(HttpToolsProtocol):
         self._max_connections = max_connections
         self._max_own_connections = max_own_connections
         self._connections_of_all = connections_of_all
+        self._websocket = websocket
+        self._websocket_paths = websocket_paths
         self._num_dropped_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = True
@@ -167,9 +176,34 @@ class HttpConnection(HttpToolsProtocol):
                 if self.parser.get_method() == b"CONNECT":
                     raise httptools.HttpParserError("CONNECT is for proxies") from None
                 [offset] = upgrade.args
+                if self._websocket is not None and self._opens_websocket():
+                    self._become(self._websocket, data[offset:])
+                    return
                 data = self._head_without_upgrade() + data[offset:]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def _opens_websocket(self) -> bool:
+        """True if the request asks for a websocket where there is one, and no earlier request waits for its answer."""
+        protocols = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
+        path = self.url.partition(b"?")[0]
+        return protocols == [b"websocket"] and path in self._websocket_paths and self._may_write()
+
+    def _become(self, websocket: Callable[..., asyncio.Protocol], data: bytes) -> None:
+        """Hands the connection to a websocket's protocol, with the request's head and the bytes after it."""
+        self._stop_deadline()
+        self._in_head = False
+        self.connections.discard(self)
+        protocol = websocket(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.app_state,
+            on_lost=functools.partial(self._connections_of_all.add, -1),
+        )
+        protocol.connection_made(self.transport)
+        self.transport.set_protocol(protocol)
+        lines = [b"GET %b HTTP/1.1" % self.url, *(b"%b: %b" % header for header in self.headers)]
+        protocol.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + data)
 
     def _head_without_upgrade(self) -> bytes:
         tokens = [token.strip() for name, value in self.headers if name == b"connection" for token in value.split(b",")]
@@ -197,8 +231,6 @@ class HttpConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade():
-            return  # parsed again, see _feed
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._max_head_bytes:
             raise _RefusedRequest(431, self._too_many_bytes)
         if len(self.headers) > self._max_headers:
@@ -206,6 +238,8 @@ class HttpConnection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:  # RFC 9112, 3.2
             raise _RefusedRequest(400, "A request of HTTP/1.1 has exactly one Host header; add it.")
+        if self.parser.should_upgrade():
+            return  # parsed again, or handed on: see _feed
         self._in_head = False
         super().on_headers_complete()
         self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]

@@ -15,9 +15,13 @@ from quire.frontend.http.connections.connection import HttpConnection
 from quire.frontend.http.connections.listener import most_connections
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.tally import Tally
+from quire.frontend.http.websockets import WEBSOCKET_PATHS
 
 GRACE_SECONDS = 5
 """Time after the shutdown timeout for writing the last answers; then connections are cut."""
+
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""Largest message of a websocket."""
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _LEVELS_WITH_ACCESS = ("info", "debug", "trace")
@@ -41,12 +45,17 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
         max_connections=server.max_connections,
         max_own_connections=most_connections(),
         connections_of_all=connections,
+        websocket=_websocket_protocol(),
+        websocket_paths=frozenset(
+            f"{prefix}{path}".encode() for prefix in {"", server.path_prefix} for path in WEBSOCKET_PATHS
+        ),
     )
     application: Any = app
     config = uvicorn.Config(
         application,
         http=protocol,
-        ws="none",
+        ws="none",  # HttpConnection hands websockets on by itself
+        ws_max_size=MAX_MESSAGE_BYTES,
         loop="none",
         lifespan="off",
         log_config=None,
@@ -76,6 +85,15 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
             "--ssl-keyfile must be PEM files, of one certificate without a password."
         ) from None
     return config
+
+
+def _websocket_protocol() -> Any:
+    """The protocol of websockets; None without the package for it, which the extra `media` brings."""
+    try:
+        from quire.frontend.http.connections.websocket import WebSocketConnection
+    except ImportError:
+        return None
+    return WebSocketConnection
 
 
 def _share_handlers(log_config: LoggingConfig, *, access_log: bool) -> None:

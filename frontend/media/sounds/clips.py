@@ -15,10 +15,14 @@ def clip_starts(samples: np.ndarray, rate: int, longest: int) -> list[int]:
     """
     starts = [0]
     while len(samples) - starts[-1] > longest:
-        end = starts[-1] + longest
-        begin = end - max(1, int(longest * _SEARCHED))
-        starts.append(begin + _quietest(samples[begin:end], rate))
+        starts.append(starts[-1] + first_clip(samples[starts[-1] : starts[-1] + longest], rate, longest))
     return starts
+
+
+def first_clip(samples: np.ndarray, rate: int, longest: int) -> int:
+    """The number of samples in the first clip of a longer sound, of which the first `longest` are here."""
+    begin = longest - max(1, int(longest * _SEARCHED))
+    return begin + _quietest(samples[begin:longest], rate)
 
 
 def _quietest(samples: np.ndarray, rate: int) -> int:

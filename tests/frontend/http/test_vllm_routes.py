@@ -21,11 +21,10 @@ POST /generative_scoring  POST /v1/systemone  POST /v1/decisions
 POST /tokenize  POST /detokenize
 POST /v1/embeddings  POST /v2/embed  POST /pooling  POST /classify  POST /score  POST /v1/score
 POST /rerank  POST /v1/rerank  POST /v2/rerank
-POST /v1/audio/transcriptions  POST /v1/audio/translations
+POST /v1/audio/transcriptions  POST /v1/audio/translations  GET /v1/realtime
 """
 
 LACKING = {
-    "hear a sound while it goes on": "GET /v1/realtime",
     "Cohere's": "POST /cohere/v2/chat  POST /cohere/v2/chat/render",
     "sleep, pause or exchange weights": """
         GET /is_sleeping  POST /sleep  POST /wake_up  POST /release_kv_cache_memory
