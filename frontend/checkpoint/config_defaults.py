@@ -78,6 +78,15 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **inner, "model_type": model_type, "architectures": known or inner.get("architectures")}
 
 
+def without_retrieval(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` of a model that makes vectors of what another one reads: that of the other (`vlm_config`)."""
+    inner = config.get("vlm_config")
+    if not isinstance(inner, dict):
+        return dict(config)
+    kept = {name: config[name] for name in ("architectures", *_WHOLE) if name in config}
+    return {**inner, **kept}
+
+
 def stated_fields(config: Mapping[str, Any]) -> set[str]:
     """Names of the fields of `complete` that `config` gives itself."""
     text = config.get("text_config")

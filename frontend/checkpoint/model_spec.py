@@ -18,7 +18,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.wire import gguf_table
 from quire.frontend.checkpoint import mistral_params
-from quire.frontend.checkpoint.config_defaults import complete, stated_fields, text_part
+from quire.frontend.checkpoint.config_defaults import complete, stated_fields, text_part, without_retrieval
 from quire.frontend.checkpoint.context_length import context_length
 from quire.frontend.checkpoint.encoder_decoders import (
     DECODER_FIELDS,
@@ -133,7 +133,7 @@ def make_model_spec(
     stated: dict[str, Any], folder: Path, model: ModelConfig, path: Path, tokenizer_folder: Path
 ) -> ModelSpec:
     """`read_model_spec` of a checkpoint whose config.json, with overrides, is `stated`; messages call it `path`."""
-    config = complete(with_decoder(stated))
+    config = complete(with_decoder(without_retrieval(stated)))
     if not isinstance(config.get("model_type"), str | None):
         raise ConfigError(f"{path}: model_type must be a string, got {config['model_type']!r}.")
     defaults = {"max_position_embeddings": _UNSTATED}
@@ -144,7 +144,7 @@ def make_model_spec(
     encodes = not has_encoder and is_encoder(config, architecture)
     if encodes:  # there may be another layer in the place of attention
         defaults["num_attention_heads"] = 1
-    given = stated_fields(stated)
+    given = stated_fields(without_retrieval(stated))
     names = {name: sorted(keys, key=lambda key: key not in given) for name, keys in _FIELDS.items()}
     if has_encoder:
         names = {name: [*DECODER_FIELDS.get(name, ()), *keys] for name, keys in names.items()}

@@ -101,7 +101,7 @@ def resolve(
         seed=args.model.seed,
         quantization=_quantization(args),
         pooling=pooling,
-        reads_media=pooling is None and reads_media(args.multimodal, spec, layout),
+        reads_media=not spec.is_encoder and reads_media(args.multimodal, spec, layout),
         speculation=speculation,
         draft_model=draft_model,
         adapters=adapters,

@@ -246,10 +246,11 @@ def _embedding(spec: ModelSpec, asked: PoolerConfig, *, is_sparse: bool) -> dict
 
 
 def _colbert_size(spec: ModelSpec) -> int:
-    """The elements of ColBERT's vectors: what config.json or the file of its own says, else the default there."""
+    """The elements of the vectors of tokens of ColBERT, or of ColPali's kind: what config.json or ColBERT's own file
+    says, else the default there."""
     metadata = read_json_if_present(Path(spec.path) / "artifact.metadata")
-    names = ((spec.config_json, "colbert_dim"), (spec.config_json, "dim"), (spec.config_json, "projection_dim"))
-    found = (source.get(name) for source, name in (*names, (metadata, "dim")))
+    names = ("colbert_dim", "dim", "projection_dim", "embedding_dim")
+    found = (*(spec.config_json.get(name) for name in names), metadata.get("dim"))
     return next((size for size in found if type(size) is int and size > 0), 128)
 
 

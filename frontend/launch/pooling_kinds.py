@@ -46,6 +46,7 @@ KINDS: dict[str, Kind] = {
     "ForRewardModeling": Kind("classify", activates=False, num_classes=1),
     "RewardModel": Kind("classify", by_token=True, activates=False, num_classes=1),
     "ColBERT": Kind("embed", projection="linear"),
+    "ForRetrieval": Kind("embed", projection="embedding_proj_layer"),
     "ForRanking": Kind("embed", ranks_lists=True),
     "Model": Kind("embed"),
 }

@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PretrainedConfig
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.processing_auto import (
+    PROCESSOR_MAPPING,
+    PROCESSOR_MAPPING_NAMES,
+    model_type_to_module_name,
+)
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 from transformers.processing_utils import ProcessorMixin
 
@@ -115,17 +119,32 @@ def load_processor(folder: str) -> LibraryProcessor:
     AutoVideoProcessor.from_pretrained = _no_video  # type: ignore[method-assign]
     AutoImageProcessor.from_pretrained = classmethod(_read_images)  # type: ignore[method-assign, assignment]
     ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign]
+    config = read_config(folder)
     processor = _read_processor(folder)
+    if _reader_of(config) is not config:
+        processor = _inner_processor(processor, _reader_of(config))
     if not isinstance(processor, ProcessorMixin):
         raise ValueError("the checkpoint's files name no processor of images or sounds")
     processor.tokenizer = _Tokenizer(processor.tokenizer)
-    return LibraryProcessor(processor, read_config(folder))
+    return LibraryProcessor(processor, _reader_of(config))
 
 
 def read_config(folder: str) -> PretrainedConfig:
     """The configuration of a checkpoint's model: of one that speaks as well, of its part that writes text."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return getattr(config, "thinker_config", config)
+
+
+def _reader_of(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of what reads images: of a model for retrieval, that of the one inside."""
+    return getattr(config, "vlm_config", config)
+
+
+def _inner_processor(processor: Any, config: PretrainedConfig) -> Any:
+    """The processor of the model inside one for retrieval: that one's own writes the text around an image itself."""
+    kind = PROCESSOR_MAPPING[type(config)]
+    parts = {"image_processor": processor.image_processor, "tokenizer": processor.tokenizer}
+    return kind(**parts, chat_template=processor.chat_template)
 
 
 def _token_id(config: PretrainedConfig, modality: Modality) -> int | None:

@@ -111,11 +111,9 @@ class VectorRunner:
 def _key_of(prompt: PromptLike | Prompt, params: PoolingParams, adapter: LoRARequest | Adapter | None) -> object:
     """The same for prompts whose outputs are the same; None for one that is computed by itself."""
     if isinstance(prompt, Prompt) and prompt.embeds is None:
-        types = None if prompt.token_type_ids is None else tuple(prompt.token_type_ids)
-        key = tuple(prompt.token_ids), types, prompt.cache_salt, prompt.num_lead_tokens
-        return *key, msgspec.msgpack.encode(params), adapter
+        return *prompt.content, msgspec.msgpack.encode(params), adapter
     if isinstance(prompt, list):
-        return tuple(prompt), None, None, 0, msgspec.msgpack.encode(params), adapter
+        return *Prompt(None, prompt).content, msgspec.msgpack.encode(params), adapter
     return None
 
 

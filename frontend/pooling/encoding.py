@@ -49,14 +49,12 @@ class Encoding:
             ParameterError: a prompt or a parameter is wrong, by name.
             EngineError: the engine failed.
         """
-        places: dict[tuple[object, ...], int] = {}  # of streams, by the tokens of a prompt
+        places: dict[tuple[object, ...], int] = {}  # of streams, by the content of a prompt
         streams: list[PoolingStream | ChunkedVectors] = []
         chosen = []
         try:
             async for prompt in in_time_slices(prompts):
-                types = tuple(prompt.token_type_ids or ())
-                key = (prompt.cache_salt, tuple(prompt.token_ids), types, prompt.num_lead_tokens)
-                place = places.setdefault(key, len(streams))
+                place = places.setdefault(prompt.content, len(streams))
                 if place == len(streams):
                     streams.append(await self._open(prompt, params, caller, place))
                 chosen.append(place)

@@ -96,6 +96,13 @@ class Prompt(NamedTuple):
     media: Sequence[MediaItem] = ()
 
     @property
+    def content(self) -> tuple[object, ...]:
+        """What its vectors follow from."""
+        types = None if self.token_type_ids is None else tuple(self.token_type_ids)
+        items = tuple(item.digest for item in self.media)
+        return tuple(self.token_ids), types, self.num_lead_tokens, items, self.cache_salt
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of both sides."""
         return len(self.token_ids) + (0 if self.encoder is None else len(self.encoder.token_ids))

@@ -107,6 +107,7 @@ def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling:
         pooling=pooling,
         token_type_ids=prompt.token_type_ids,
         tenant=submission.tenant,
+        media=list(prompt.media),
         adapter=submission.found_adapter,
         adapter_start=submission.adapter_start,
     )

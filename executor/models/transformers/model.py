@@ -54,7 +54,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     model = build_skeleton(spec, context.dtype, context.max_model_len, generates=context.generates)
     if spec.is_encoder:
         return build_encoder(spec, model, context)
-    if model.get_output_embeddings() is None:
+    if context.generates and model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
     findings, splits, plan = _explore(spec, model, context)
     if plan is not None and context.sequences.is_divided:

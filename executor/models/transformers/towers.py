@@ -35,6 +35,7 @@ _PIXELS: Mapping[Modality, tuple[str, ...]] = {
 _TYPES: Mapping[Modality, int] = {"image": 1, "video": 2, "audio": 3}
 """The library's numbers for the types of tokens; 0 is text."""
 
+_TYPES_NAME = "mm_token_type_ids"
 _DEEP, _DEEP_TOKENS = "deepstack_visual_embeds", "visual_pos_masks"
 _SERVED: tuple[Modality, ...] = ("image", "audio")
 _LENGTHS = {"audio_seqlens": "audio_feature_lengths"}
@@ -78,6 +79,8 @@ class Towers:
         sees = bool(seen[1, 2]), bool(in_windows[1, 2])
         self.support = MediaSupport(modalities, sees_both_ways=any(sees), in_windows=sees == (False, True))
         self.sees_prompt = bool(seen[0, 3])
+        hands_on = takes(model, _TYPES_NAME) or not takes(backbone, _TYPES_NAME)  # what places follow from
+        self._index = getattr(backbone, "get_rope_index", None) if hands_on else None
         self._extra: Mapping[str, Any] = {}
         text.register_forward_pre_hook(self._add_features, with_kwargs=True)
 
@@ -107,7 +110,7 @@ class Towers:
 
     def positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
         """Computes `ReadsMedia.media_positions` by the class's code."""
-        index = getattr(self._backbone, "get_rope_index", None)
+        index = self._index
         if index is None:
             return None
         types = torch.zeros(1, len(token_ids), dtype=torch.int64)
@@ -117,7 +120,7 @@ class Towers:
         known = inspect.signature(index).parameters
         cpu = torch.device("cpu")
         joined = _arrays(items, [_LENGTHS.get(name, name) for name in known])
-        given = {"mm_token_type_ids": types, "attention_mask": torch.ones_like(types)}
+        given = {_TYPES_NAME: types, "attention_mask": torch.ones_like(types)}
         given |= {name: _tensor(array, torch.float32, cpu) for name, array in joined.items()}
         own = {name: given[key] for name in known if (key := _LENGTHS.get(name, name)) in given}
         positions, _ = index(input_ids=torch.tensor([token_ids]), **own)
@@ -261,7 +264,7 @@ def _seen(model: PreTrainedModel, backbone: nn.Module, text: nn.Module) -> tuple
     Raises:
         ModelLoadError: a token of an image sees those of a later image.
     """
-    name = next((each for each in ("token_type_ids", "mm_token_type_ids") if takes(backbone, each)), None)
+    name = next((each for each in ("token_type_ids", _TYPES_NAME) if takes(backbone, each)), None)
     causal = torch.ones(5, 5, dtype=torch.bool).tril()
     if name is None:
         return causal, causal
