@@ -64,7 +64,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "refusals": "",
         "keys": "",
         "fetching": "",
-        "launch": "checkpoint refusals",
+        "launch": "checkpoint refusals text",
         "flags": "launch refusals",
         "text": "checkpoint",
         "helpers": "",

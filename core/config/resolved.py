@@ -109,13 +109,21 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
         return min(self.max_num_batched_tokens, max(self.max_num_seqs, DRAFT_ROWS_ALONE))
 
 
+class SharedVocabulary(Struct, frozen=True):
+    """By the target's token id, ids of a draft model: of what it reads, and of the token with the same text, or -1."""
+
+    input_ids: list[int]
+    output_ids: list[int]
+
+
 class DraftModelConfig(Struct, frozen=True, kw_only=True):
-    """A smaller model that proposes the next tokens of requests, with the same vocabulary."""
+    """A smaller model that proposes the next tokens of requests."""
 
     spec: ModelSpec
     num_tokens: int  # proposed for a request in a step, at most
     quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtype | None = None  # None: as the target's
+    vocabulary: SharedVocabulary | None = None  # None: the target's tokens are its first ones
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):

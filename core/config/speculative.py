@@ -58,8 +58,6 @@ _OF_NO_EFFECT: dict[str, tuple[str, tuple[Any, ...]]] = {
     "disable_lookahead_block_hashes": ("blocks have no such hashes; leave it out", (True, False)),
     "draft_lm_head_quantization": ("quantization is for all of a draft model's layers; leave it out", (None,)),
     "use_local_argmax_reduction": ("all ranks have the draft model's logits; leave it out", (False,)),
-    "use_heterogeneous_vocab": ("a draft model must have the target's tokenizer; leave it out", (False,)),
-    "parallel_drafting": ("the methods here draft one token after the other; leave it out", (False,)),
     "draft_load_config": ("a draft model is loaded as the target is; leave it out", (None,)),
     "synthetic_acceptance_rates": ("drafts are accepted where they are right; leave it out", (None,)),
     "synthetic_acceptance_length": ("drafts are accepted where they are right; leave it out", (None,)),
@@ -100,6 +98,8 @@ class SpeculativeOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_model_len: Positive | None = None
     draft_tensor_parallel_size: Positive | None = None
     draft_sample_method: DraftSampling = "probabilistic"
+    parallel_drafting: bool = False  # all drafts in one step of a draft model, in the places of mask tokens
+    use_heterogeneous_vocab: bool = False  # the draft model's tokens are others, found by their texts
     rejection_sample_method: str = "standard"
     # of no effect: `_OF_NO_EFFECT`
     tensor_parallel_size: int | None = None
@@ -111,8 +111,6 @@ class SpeculativeOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     disable_lookahead_block_hashes: bool = False
     draft_lm_head_quantization: str | None = None
     use_local_argmax_reduction: bool = False
-    use_heterogeneous_vocab: bool = False
-    parallel_drafting: bool = False
     draft_load_config: dict[str, Any] | None = None
     synthetic_acceptance_rates: list[float] | None = None
     synthetic_acceptance_length: float | None = None
@@ -209,6 +207,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
     draft_sampling: DraftSampling = "probabilistic"
     max_model_len: int | None = None  # tokens of a sequence past which the draft model proposes nothing
     enforce_eager: bool = False  # no step of the draft model comes from a recording
+    mask_token_id: int | None = None  # in whose places a draft model makes all drafts at once
 
     @classmethod
     def of(cls, options: SpeculativeOptions | None) -> "Speculation":
@@ -235,6 +234,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
             )
         if facts.checkpoint is None and method != "custom_class" and options.model not in (None, method):
             raise ConfigError(f"--speculative-config.method {method} reads no checkpoint: leave model out.")
+        _check_draft_model_keys(options, method)
         depth = options.suffix_decoding_max_tree_depth
         num_tokens = options.num_speculative_tokens or (depth if method == "suffix" else facts.num_tokens)
         return cls(
@@ -252,6 +252,25 @@ class Speculation(Struct, frozen=True, kw_only=True):
             draft_sampling=options.draft_sample_method,
             max_model_len=options.max_model_len,
             enforce_eager=bool(options.enforce_eager),
+        )
+
+
+def _check_draft_model_keys(options: SpeculativeOptions, method: str) -> None:
+    """Raises ConfigError for keys of the method draft_model beside another one."""
+    if options.use_heterogeneous_vocab and method != "draft_model":
+        raise ConfigError(
+            f"--speculative-config.use_heterogeneous_vocab is for the method draft_model; what {method} proposes are "
+            "the target's own tokens: leave it out."
+        )
+    if options.parallel_drafting and method not in ("draft_model", "dflash"):  # dflash has no other way
+        raise ConfigError(
+            f"--speculative-config.parallel_drafting is for the method draft_model, with checkpoints that were trained "
+            f"with mask tokens (PARD); {method} drafts one token after the other: leave it out."
+        )
+    if options.parallel_drafting and options.use_heterogeneous_vocab:
+        raise ConfigError(
+            "--speculative-config.parallel_drafting: the mask token must be one of the target's; leave "
+            "use_heterogeneous_vocab out."
         )
 
 

@@ -23,6 +23,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout
 from quire.frontend.checkpoint import model_source
 from quire.frontend.checkpoint.draft_heads import own_heads, read_heads, read_named_target
+from quire.frontend.launch.draft_vocabulary import share_vocabulary
 
 
 def read_draft(args: EngineArgs, target: ModelSpec, load: LoadConfig | None = None) -> ModelSpec | None:
@@ -124,18 +125,38 @@ def resolve_speculation(
             f"--speculative-config.draft_tensor_parallel_size {size}: the ranks divide a draft model as they divide "
             f"the target; leave it out, or make it {layout.tensor}."
         )
-    if draft.drafts_by is None and draft.vocab_size < spec.vocab_size:
+    if draft.drafts_by is None and draft.vocab_size < spec.vocab_size and not options.use_heterogeneous_vocab:
         raise ConfigError(
             f"--speculative-config.model {draft.name} has {draft.vocab_size} tokens, fewer than the {spec.vocab_size} "
-            f"of {spec.name}: choose a draft model with the same tokenizer."
+            f"of {spec.name}: choose a draft model with the same tokenizer, or set use_heterogeneous_vocab."
         )
+    if options.parallel_drafting and draft.drafts_by is None:
+        speculation = replace(speculation, mask_token_id=_mask_token_of(draft, spec))
     model = DraftModelConfig(
         spec=replace(draft, dtype=spec.dtype) if args.model.dtype != "auto" else draft,
         num_tokens=speculation.num_tokens,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        vocabulary=share_vocabulary(spec, draft) if options.use_heterogeneous_vocab else None,
     )
     return speculation, model
+
+
+def _mask_token_of(draft: ModelSpec, target: ModelSpec) -> int:
+    """Returns the token in whose places a draft model makes drafts at once (PARD, arXiv:2504.18583).
+
+    Raises:
+        ConfigError: config.json names none, or none of the target's.
+    """
+    fields = ("pard_token", "ptd_token_id")
+    mask = next((draft.hf_config[name] for name in fields if draft.hf_config.get(name) is not None), None)
+    if not isinstance(mask, int) or not 0 <= mask < target.vocab_size:
+        raise ConfigError(
+            f"--speculative-config.parallel_drafting: config.json of {draft.name} must name a mask token as "
+            f"{' or '.join(fields)}, 0 to {target.vocab_size - 1}, got {mask!r}. Take a draft model that was trained "
+            "with one, or leave parallel_drafting out."
+        )
+    return mask
 
 
 def _obstacle(layout: Layout, pooling: PoolingSpec | None, *, reads_checkpoint: bool) -> str | None:

@@ -1,9 +1,11 @@
-"""A smaller model with the target's tokens: decodes a few tokens ahead of it.
+"""A smaller model: decodes a few tokens ahead of the target.
 
 Its layers have keys and values in the pages of the target's blocks, as further layers of the same KV groups or as
 groups of their own (`KVLayout`). So the scheduler's block tables, the prefix cache and preemption serve both models.
 Drafts have places in pages that requests hold ahead (`SchedulerLimits.num_lookahead_tokens`).
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from quire.executor.models.base import Model
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.decode_inputs import DecodeInputs
+from quire.executor.step.drafting.draft_vocabulary import DraftVocabulary, SameTokens, TokensByText
 from quire.executor.step.drafting.method import LoadedDraft, MethodParts
 from quire.executor.step.drafts import Proposal
 from quire.executor.step.input_batch import build_input_batch, without_padding
@@ -31,11 +34,15 @@ class DraftModel:
 
     It reads the number of accepted tokens, so on an accelerator the launch waits for the step.
 
+    One that was trained with a mask token makes all drafts at once, each in the place of a mask (PARD,
+    arXiv:2504.18583). Keys and values of masks lie where those of rejected drafts do.
+
     Args:
         draft: the model with its caches.
         sampler: draws drafts as it draws tokens; None: the likeliest tokens are the drafts.
         num_drafts: tokens proposed for a row.
-        vocab_size: of the target; the draft model may have more logits.
+        vocabulary: its tokens as the target's.
+        mask_token_id: None: it makes one draft after the other.
         max_positions: the most tokens of a request that both models compute.
         max_num_tokens: in a step of the draft model.
     """
@@ -50,7 +57,8 @@ class DraftModel:
         sampler: Sampler | None,
         *,
         num_drafts: int,
-        vocab_size: int,
+        vocabulary: DraftVocabulary,
+        mask_token_id: int | None = None,
         max_positions: int,
         max_num_tokens: int,
     ) -> None:
@@ -58,8 +66,11 @@ class DraftModel:
         self._recorded = draft.recorded
         self._sampler = sampler
         self._decode_inputs = DecodeInputs(table, draft.recorded.choose_shape)
+        # A recorded step of an accelerator reads the target's ids from the table by itself.
+        self._may_record = table.device.type == "cpu" or isinstance(vocabulary, SameTokens)
         self._num_drafts = num_drafts
-        self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
+        self._mask_token_id = mask_token_id
         self._max_positions = max_positions
         self._max_num_tokens = max_num_tokens
         self._computed = np.full(table.max_num_seqs, -1)  # leading tokens of each slot that it knows; -1: as the target
@@ -76,7 +87,7 @@ class DraftModel:
         assert draft is not None, "the method reads a checkpoint"
         assert config.draft_model is not None
         spec, own = config.spec, config.draft_model.spec
-        if own.vocab_size < spec.vocab_size:
+        if own.vocab_size < spec.vocab_size and config.draft_model.vocabulary is None:
             raise ModelLoadError(
                 f"The draft model {own.name} has {own.vocab_size} tokens, fewer than the {spec.vocab_size} of "
                 f"{spec.name}: choose a draft model with the same tokenizer."
@@ -92,12 +103,16 @@ class DraftModel:
         assert parts.draft is not None
         options, limits = parts.speculation, parts.config.limits
         lengths = (parts.max_model_len, parts.draft.spec.max_position_embeddings, options.max_model_len)
+        assert parts.config.draft_model is not None
+        shared = parts.config.draft_model.vocabulary
+        same = SameTokens(parts.config.spec.vocab_size)
         return cls(
             parts.draft,
             parts.table,
             None if options.draft_sampling == "greedy" else parts.sampler,
             num_drafts=options.num_tokens,
-            vocab_size=parts.config.spec.vocab_size,
+            vocabulary=same if shared is None else TokensByText(shared, parts.table.device),
+            mask_token_id=options.mask_token_id,
             max_positions=min(length for length in lengths if length is not None),
             max_num_tokens=limits.max_num_batched_tokens + limits.max_num_seqs,
         )
@@ -135,7 +150,10 @@ class DraftModel:
         wanted[asked] = counts > 0
         drafts = torch.zeros(len(asked), most, dtype=torch.int64, device=table.device)
         runs = num_tokens > 0
-        if runs.any():
+        if self._mask_token_id is not None and counts.any():
+            rows = _Rows(slots, starts, num_tokens, ends, asked)
+            counts = self._draft_at_once(table, rows, counts, self._mask_token_id, drafts)
+        elif runs.any():
             first = self._decode(table, slots[runs], starts[runs], num_tokens[runs], wanted[runs])
             self._continue(table, slots[asked], ends[asked], counts, first, drafts)
         return Proposal(drafts, to_device(counts, table.device))
@@ -160,6 +178,31 @@ class DraftModel:
             drafts[to_device(going, table.device), column] = token_ids
             table.write(slots[going], num_known[going] + column, token_ids)
 
+    def _draft_at_once(
+        self, table: RequestTable, rows: "_Rows", counts: np.ndarray, mask_token_id: int, drafts: torch.Tensor
+    ) -> np.ndarray:
+        """Writes drafts into `drafts` [num_asked, most]: `counts` of each row, or fewer where the step has no room for
+        their masks. Returns their numbers.
+        """
+        masks = np.maximum(counts - 1, 0)
+        masks = np.where(np.cumsum(masks) <= self._max_num_tokens - rows.num_tokens.sum(), masks, 0)
+        counts = np.minimum(counts, masks + 1)
+        slots, ends = rows.slots[rows.asked], rows.ends[rows.asked]
+        whose = np.repeat(np.arange(len(counts)), counts)
+        columns = np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = ends[whose] + columns
+        is_masked = columns < masks[whose]
+        mask_ids = torch.full((int(is_masked.sum()),), mask_token_id, device=table.device)
+        table.write(slots[whose][is_masked], places[is_masked], mask_ids)
+        num_tokens, wanted = rows.num_tokens.copy(), np.zeros(len(rows.slots), np.int64)
+        num_tokens[rows.asked] += masks
+        wanted[rows.asked] = counts
+        runs = num_tokens > 0
+        token_ids = self._decode(table, rows.slots[runs], rows.starts[runs], num_tokens[runs], wanted[runs])
+        drafts[to_device(whose, table.device), to_device(columns, table.device)] = token_ids
+        table.write(slots[whose], places, token_ids)
+        return counts
+
     def _decode(
         self,
         table: RequestTable,
@@ -168,15 +211,35 @@ class DraftModel:
         num_tokens: np.ndarray,
         num_wanted: np.ndarray,
     ) -> torch.Tensor:
-        """Computes the tokens of rows; returns the next token of those that want one, [num_wanted] int64."""
+        """Computes the tokens of rows; returns those that follow the last ones of each, [sum of `num_wanted`] int64."""
         columns = (slots.tolist(), starts.tolist(), num_tokens.tolist(), num_wanted.tolist())
         plan = StepPlan(0, [], [], *columns, [])
-        decode = self._decode_inputs.build(plan)
+        decode = self._decode_inputs.build(plan) if self._may_record else None
         batch = decode or build_input_batch(plan, table)
+        self._vocabulary.translate(batch.token_ids)
         output = None if decode is None else self._recorded.run(decode)
         logits = self._forward.logits(batch) if output is None else output.logits
-        logits = without_padding(logits, batch)[:, : self._vocab_size]
+        logits = self._vocabulary.logits(without_padding(logits, batch))
         if self._sampler is None or not len(logits):
             return logits.argmax(-1)
-        asking = num_wanted > 0
-        return self._sampler.draft(logits, SampleBatch(slots[asking], (starts + num_tokens)[asking], table))
+        whose = np.repeat(np.arange(len(slots)), num_wanted)
+        later = np.repeat(np.cumsum(num_wanted), num_wanted) - 1 - np.arange(len(whose))
+        return self._sampler.draft(logits, SampleBatch(slots[whose], (starts + num_tokens)[whose] - later, table))
+
+
+class _Rows(NamedTuple):
+    """The rows of a step of the target.
+
+    Attributes:
+        slots: [num_rows] int64.
+        starts: [num_rows] int64; the first token that the draft model lacks.
+        num_tokens: [num_rows] int64; tokens that it computes.
+        ends: [num_rows] int64; known tokens.
+        asked: [num_asked] int64; rows that want drafts.
+    """
+
+    slots: np.ndarray
+    starts: np.ndarray
+    num_tokens: np.ndarray
+    ends: np.ndarray
+    asked: np.ndarray

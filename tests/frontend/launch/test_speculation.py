@@ -1,6 +1,9 @@
 """The options of drafts: vLLM's object with all keys, the short flags, and what an engine makes of them."""
 
+import importlib.resources
+import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from quire.frontend.cli import serve
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.options import resolve
 from quire.frontend.launch.speculation import read_draft
+from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.refusals.test_flags import parser_of
 
 
@@ -66,6 +70,10 @@ def test_an_option_that_is_given_twice_is_refused() -> None:
         ({"method": "ngram", "rejection_sample_method": "fly"}, "rejection_sample_method: .*take standard"),
         ({"method": "ngram", "tensor_parallel_size": 2}, "write draft_tensor_parallel_size"),
         ({"method": "ngram", "synthetic_acceptance_length": 2.0}, "synthetic_acceptance_length: .*leave it out"),
+        ({"method": "ngram", "synthetic_acceptance_rates": [0.9]}, "synthetic_acceptance_rates: .*leave it out"),
+        ({"method": "ngram", "use_heterogeneous_vocab": True}, "use_heterogeneous_vocab is for the method draft_model"),
+        ({"method": "mtp", "parallel_drafting": True}, "parallel_drafting is for the method draft_model"),
+        ({"method": "ngram", "draft_sample_method": "gumbel"}, "speculative_config"),
         ({"method": "ngram", "fly_entropy_top_k": 4}, "fly_entropy_top_k: .*leave it out"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "speculative_config"),
         (
@@ -154,3 +162,42 @@ def test_drafts_that_no_engine_can_make_are_refused(folder: Path, options: dict[
 def test_a_draft_model_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"--speculative-config\.model /no/such/folder: "):
         resolved(folder, speculative_config={"model": "/no/such/folder"})
+
+
+def test_drafts_at_once_need_a_mask_token(folder: Path, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    options = {"model": str(checkpoint("gemma2")), "parallel_drafting": True}
+    with pytest.raises(ConfigError, match=r"must name a mask token as pard_token or ptd_token_id, .* got None"):
+        resolved(folder, speculative_config=options)
+    shutil.copytree(checkpoint("gemma2"), tmp_path / "draft")
+    stated = json.loads((tmp_path / "draft" / "config.json").read_bytes())
+    (tmp_path / "draft" / "config.json").write_text(json.dumps({**stated, "pard_token": 11}))
+    speculation = resolved(folder, speculative_config={**options, "model": str(tmp_path / "draft")}).speculation
+    assert speculation is not None
+    assert speculation.mask_token_id == 11
+    both = {**options, "use_heterogeneous_vocab": True}
+    with pytest.raises(ConfigError, match="leave use_heterogeneous_vocab out"):
+        resolved(folder, speculative_config=both)
+
+
+def test_the_tokens_of_another_vocabulary_are_found_by_text(folder: Path, checkpoint: Callable[..., Path]) -> None:
+    """The demo model has other merges and special tokens, and fewer tokens than needed without the option."""
+    demo = Path(str(importlib.resources.files("quire") / "demo_model"))
+    small = {"model": str(folder), "use_heterogeneous_vocab": True}
+    config = resolved(demo, speculative_config=small)
+    assert config.draft_model is not None
+    shared = config.draft_model.vocabulary
+    assert shared is not None
+    ours, theirs = Tokenizer.from_folder(demo), Tokenizer.from_folder(folder)
+    assert len(shared.input_ids) == len(shared.output_ids) == config.spec.vocab_size
+    assert sum(own >= 0 for own in shared.output_ids) > 256
+    for token_id, own in enumerate(shared.output_ids):
+        if own >= 0 and token_id not in ours.special_token_ids:
+            assert ours.piece(token_id) == theirs.piece(own)
+    eos = ours.token_id(ours.special_tokens["eos_token"])
+    assert eos is not None
+    assert shared.output_ids[eos] == theirs.token_id(theirs.special_tokens["eos_token"])
+    [whole] = ours.encode(" capital", add_special_tokens=False)
+    assert shared.output_ids[whole] == -1
+    assert ours.piece(whole).endswith(theirs.piece(shared.input_ids[whole]))
+    with pytest.raises(ConfigError, match="or set use_heterogeneous_vocab"):
+        resolved(demo, speculative_config={"model": str(folder)})

@@ -1,6 +1,7 @@
 """A draft model beside the target in one worker: tokens are those without drafts, and drafts are accepted."""
 
 import itertools
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from quire.core.config.model import ModelConfig
-from quire.core.config.resolved import DraftModelConfig, EngineConfig
+from quire.core.config.resolved import DraftModelConfig, EngineConfig, SharedVocabulary
 from quire.core.config.speculative import Speculation
 from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import RequestDelta
@@ -20,7 +23,9 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.step.drafting.draft_model import DraftModel
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
+from tests.checkpoints import VOCAB_SIZE
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
+from tests.executor.step.drafting.head_references import watched
 from tests.executor.step.test_drafts import check_same, requests_of_all_kinds
 from tests.executor.step.test_launch import LateDevice
 from tests.executor.step.test_model_runner import LIMITS, engine_config, generate, prompt_of, request
@@ -174,3 +179,47 @@ def test_steps_without_memory_for_drafts_have_none(
     deltas = serve(Worker(with_draft_model(folder, draft), Rank(), ParallelGroup()))(requests_of_all_kinds())
     assert next(calls) > 20
     check_same(deltas, without)
+
+
+def test_a_draft_model_with_other_ids_is_right_as_often(
+    folder: Path, without: dict[str, list[RequestDelta]], tmp_path: Path
+) -> None:
+    """The target with its tokens in another order as its own draft model; some tokens have no equal."""
+    order = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+    shutil.copytree(folder, tmp_path / "draft")
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name][order] = tensors[name].clone()
+    save_file(tensors, tmp_path / "draft" / "model.safetensors", metadata={"format": "pt"})
+    missing = {7, 8, 250}
+    shared = SharedVocabulary(
+        order.tolist(), [-1 if token in missing else own for token, own in enumerate(order.tolist())]
+    )
+    config = with_draft_model(folder, tmp_path / "draft")
+    assert config.draft_model is not None
+    config = replace(config, draft_model=replace(config.draft_model, vocabulary=shared))
+    deltas = serve(Worker(config, Rank(), ParallelGroup()), depth=1)(requests_of_all_kinds())
+    check_same(deltas, without)
+    assert num_accepted(deltas) > 200
+
+
+def test_all_drafts_in_one_step(folder: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are the likeliest tokens in the places of masks, as Transformers finds them in whole sequences."""
+    mask = 9
+    config = with_draft_model(folder, draft)
+    options = Speculation(
+        method="draft_model", num_tokens=NUM_DRAFTS, draft_sampling="greedy", mask_token_id=mask, is_adaptive=False
+    )
+    generate = serve(Worker(replace(config, speculation=options), Rank(), ParallelGroup()), depth=1)
+    requests = [request(f"r{index}", prompt_of(index, 3 + 11 * index), max_tokens=12) for index in range(4)]
+    alone = serve(Worker(engine_config(folder), Rank(), ParallelGroup()), num_lookahead_tokens=0, depth=1)
+    with watched(monkeypatch, DraftModel) as drafted:
+        check_same(generate(requests, long_prefill_token_threshold=20), alone(requests))
+    model = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32, attn_implementation="eager").eval()
+    assert len(drafted) > 20
+    for known, drafts in drafted:
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*known, *[mask] * (NUM_DRAFTS - 1)]])).logits[0]
+        expected = logits[len(known) - 1 :, :VOCAB_SIZE].argmax(-1).tolist()
+        assert drafts == expected[: len(drafts)]
