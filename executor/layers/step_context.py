@@ -90,8 +90,8 @@ class StepContext:
         taps: the outputs of layers that are read; None: no layer's is.
         selection: the tokens that the last layer with an indexer attended to, for layers that share its selection.
         token_types: [num_tokens] int64, the segment of each token; None: all are of the first.
-        rotary_positions: [3, num_tokens] int64, the places of tokens in time, height and width; None: `positions` are
-            all three.
+        rotary_positions: [num_axes, num_tokens] int64, the places of tokens, such as time, height and width; None:
+            all of them are `positions`.
         target_states: [num_tokens, size], what heads that draft read of the target for each token.
         encoder_slots: in a step of the encoder, by KV group of the kind "cross", [num_tokens] int64: the places of the
             keys and values that the decoder's layers keep of its output.

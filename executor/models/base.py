@@ -221,7 +221,7 @@ class ReadsMedia(Model, Protocol):
         ...
 
     def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
-        """Returns the places in time, height and width that a prompt's tokens are rotated by, [3, num_tokens] int64 on
-        the host; None if each token's three places are its position.
+        """Returns the places that a prompt's tokens are rotated by, [num_axes, num_tokens] int64 on the host; None if
+        all places of a token are its position. Most models have three axes: time, height and width.
         """
         ...

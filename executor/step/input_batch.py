@@ -87,7 +87,7 @@ class InputBatch:
         unread: where the device finds `token_ids`. None: they are read.
         chosen: the rows, with padding, whose tokens a recording may choose; None: it may not.
         is_shifted: `positions` are not what the plan has.
-        rotary_positions: [3, num_tokens] int64, on the device; see `StepContext`.
+        rotary_positions: [num_axes, num_tokens] int64, on the device; see `StepContext`.
     """
 
     token_ids: torch.Tensor

@@ -28,7 +28,7 @@ class MediaInputs:
         self._model = model
         self._device = device
         self._items: dict[int, list[MediaItem]] = {}  # by slot, until all tokens with rows are computed
-        self._places: dict[int, np.ndarray] = {}  # by slot, [3, num_prompt_tokens]
+        self._places: dict[int, np.ndarray] = {}  # by slot, [num_axes, num_prompt_tokens]
         self._rows: dict[bytes, MediaRows] = {}  # by digest
         self.shifts = np.zeros(max_num_seqs, np.int64)
 
@@ -102,9 +102,10 @@ class MediaInputs:
         """Returns the batch with the places that its tokens are rotated by."""
         if batch.shape is not None or not any(slot in self._places for slot in plan.slots):
             return batch  # decode steps of a recording have their shifts already
+        num_axes = len(next(iter(self._places.values())))
         columns = []
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
-            places = np.tile(np.arange(start, start + count) + self.shifts[slot], (3, 1))
+            places = np.tile(np.arange(start, start + count) + self.shifts[slot], (num_axes, 1))
             if slot in self._places:
                 known = self._places[slot][:, start : start + count]
                 places[:, : known.shape[1]] = known

@@ -169,6 +169,8 @@ def make_model_spec(
         )
     if all(config.get(name) is None for name in _HEAD_DIM) and facts["hidden_size"] % heads:
         raise ConfigError(f"{path}: hidden_size ({facts['hidden_size']}) is not a multiple of the {heads} heads.")
+    if config.get("head_dim") == 0:  # of a class whose heads have no part with positions
+        config["head_dim"] = None
     facts["max_position_embeddings"] = context_length(config, facts["max_position_embeddings"], path)
     return ModelSpec(
         path=str(folder),

@@ -78,8 +78,18 @@ def build_skeleton(
             f"Transformers {transformers.__version__} cannot build {spec.architecture} from config.json of "
             f"{spec.name}: {type(error).__name__}: {error}"
         ) from error
+    _show_head(model)
     _fix_rotary_length(model, max_model_len)
     return model.eval()
+
+
+def _show_head(model: PreTrainedModel) -> None:
+    """Lets a class whose head is that of a model inside tell so."""
+    if model.get_output_embeddings() is None:
+        inner = (child for child in model.children() if isinstance(child, PreTrainedModel))
+        own = next((child for child in inner if child.get_output_embeddings() is not None), None)
+        if own is not None:
+            model.get_output_embeddings = own.get_output_embeddings  # type: ignore[method-assign]
 
 
 def _config(spec: ModelSpec) -> PretrainedConfig:

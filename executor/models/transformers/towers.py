@@ -6,7 +6,7 @@ caught: embeddings with the tower's rows in them, and features for its first lay
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,7 @@ class Towers:
         self.sees_prompt = bool(seen[0, 3])
         hands_on = takes(model, _TYPES_NAME) or not takes(backbone, _TYPES_NAME)  # what places follow from
         self._index = getattr(backbone, "get_rope_index", None) if hands_on else None
+        self._num_axes = _num_axes(model)
         self._extra: Mapping[str, Any] = {}
         text.register_forward_pre_hook(self._add_features, with_kwargs=True)
 
@@ -124,7 +125,7 @@ class Towers:
         given |= {name: _tensor(array, torch.float32, cpu) for name, array in joined.items()}
         own = {name: given[key] for name in known if (key := _LENGTHS.get(name, name)) in given}
         positions, _ = index(input_ids=torch.tensor([token_ids]), **own)
-        return positions[-3:, 0].to(torch.int64)
+        return positions[-self._num_axes :, 0].to(torch.int64)
 
     @contextlib.contextmanager
     def features(self, step: StepContext) -> Iterator[None]:
@@ -149,6 +150,13 @@ class Towers:
 def takes_any(module: nn.Module, modality: Modality) -> bool:
     """Returns True if a module's `forward` takes items of a kind."""
     return any(takes(module, name) for name in _PIXELS[modality])
+
+
+def _num_axes(model: PreTrainedModel) -> int:
+    """Returns the number of axes of places that tokens are rotated by: time, height and width, or what the text model's
+    configuration says."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return max(3, len(rope.get("mrope_section") or ()))
 
 
 def _layer_embeddings(text: nn.Module) -> list[nn.Module]:
@@ -230,9 +238,8 @@ def build_towers(
     assert findings.backbone is not None
     try:
         text = find_text(model, findings.backbone, findings)
-        modules = {
-            part for module in idle_modules(model, findings.called) for part in module.modules() if part is not model
-        }
+        idle = [*idle_modules(model, findings.called), *_layers_beside(findings.backbone, text, findings.called)]
+        modules = {part for module in idle for part in module.modules() if part is not model}
         towers = Towers(model, findings.backbone, text, context, modules)
         if not towers.support.modalities or not towers.modules:
             raise ModelLoadError("it has no tower for images or sounds")
@@ -242,6 +249,12 @@ def build_towers(
         logger.info("%s reads text alone: %s", type(model).__name__, error)
         return None
     return towers
+
+
+def _layers_beside(backbone: nn.Module, text: nn.Module, called: Container[nn.Module]) -> list[nn.Module]:
+    """Returns the layers beside the language model that a dry run on text never called: they read pixels."""
+    children = list(backbone.children())
+    return [child for child in children if child not in called] if text in children else []
 
 
 def _placeholder_ids(model: PreTrainedModel) -> dict[Modality, int]:
