@@ -15,6 +15,7 @@ from quire.core.engine.borrowed_engine import BorrowingLauncher, FollowsOwner
 from quire.core.engine.client import EngineClient, OnPlaced
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
+from quire.core.wire.pooling import Pooling
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
@@ -299,6 +300,11 @@ class AsyncLLM(EngineControl):
         `RequestIntake.open_vectors`'s."""
         await self.start()
         return await self._intake.open_vectors(submission)
+
+    async def open_alignment(self, submission: PoolingSubmission, pooling: Pooling) -> PoolingStream:
+        """Submits tokens whose alignment is wanted; result and errors are `RequestIntake.open_alignment`'s."""
+        await self.start()
+        return await self._intake.open_alignment(submission, pooling)
 
     async def encode(
         self,

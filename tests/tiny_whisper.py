@@ -52,6 +52,7 @@ GENERATION = {
     "suppress_tokens": SUPPRESSED,
     "begin_suppress_tokens": [ID["Ġ"], END],
     "return_timestamps": False,
+    "alignment_heads": [[0, 1], [1, 0], [1, 3]],
 }
 
 
@@ -183,3 +184,24 @@ def reference_tokens(
     assert sequence[: len(prompt)] == prompt
     output = sequence[len(prompt) :]
     return output[: output.index(END)] if END in output else output
+
+
+@torch.inference_mode()
+def reference_times(
+    model: PreTrainedModel, samples: np.ndarray, num_tokens: int, **asked: str
+) -> tuple[list[int], list[float]]:
+    """The library's greedy output with timestamps, its end included, and the time of each token.
+
+    `model` must have eager attention, whose weights can be read.
+    """
+    found = extractor(model.config.num_mel_bins)(
+        samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True
+    )
+    output = model.generate(
+        found["input_features"], attention_mask=found["attention_mask"], return_timestamps=True,
+        return_token_timestamps=True, return_segments=True, return_dict_in_generate=True, do_sample=False, num_beams=1,
+        max_new_tokens=num_tokens, **asked,
+    )  # fmt: skip
+    result, prompt = output["segments"][0][0]["result"], prompt_ids(asked["language"], asked["task"])
+    sequence = result["sequences"].flatten().tolist()
+    return sequence[len(prompt) :], result["token_timestamps"].flatten().tolist()[len(prompt) :]

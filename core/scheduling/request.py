@@ -226,6 +226,8 @@ class Request:
                 return OutputKind.HIDDEN_STATES
             case "mean" | "splade_max" | "splade_sum":  # is gathered over all rows
                 return OutputKind.POOLED
+            case "aligned":  # is gathered over all rows, and sent with the last
+                return OutputKind.ALIGNMENT
             case "cls":  # is taken from the first row, and sent with the last
                 return OutputKind.POOLED if not start or end == self.num_prompt_tokens else None
             case "last":

@@ -1,6 +1,6 @@
 """The outputs that workers compute from a prompt's hidden states for requests without sampled tokens."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,12 +10,21 @@ PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plu
 text's vector and then a number for each token.
 """
 
-PoolingMethod = Literal["last", "cls", "mean", "all", "splade_max", "splade_sum"]
+PoolingMethod = Literal["last", "cls", "mean", "all", "splade_max", "splade_sum", "aligned"]
 """The hidden states that become the output: those of the prompt's last token, of its first, their mean, or of each.
 
 With the last two, the output has a weight for each token of the vocabulary: log(1 + max(score, 0)), the largest one of
 the prompt's tokens or their sum. They are SPLADE v2 (arXiv 2109.10086, equations 6 and 1).
+
+"aligned" is no hidden state: it is how much each token of the decoder attends to each row of the encoder's input.
 """
+
+
+class AlignmentHead(NamedTuple):
+    """A head of a decoder's attention to its encoder, whose weights follow the input in time."""
+
+    layer: int
+    head: int
 
 
 class Pooling(Struct, array_like=True, frozen=True):
@@ -29,7 +38,9 @@ class Pooling(Struct, array_like=True, frozen=True):
         tag_ids: with `all`, keep the vectors of tokens with one of these ids; empty: keep all.
         columns: keep these elements of each vector, in this order; None keeps all.
         chunk_size: with `all`, tokens whose mean is one vector; None: each token has its own.
-        num_lead_tokens: with `mean`, first tokens of the prompt that are left out.
+        num_lead_tokens: with `mean` and `aligned`, first tokens of the prompt that are left out.
+        alignment_heads: with `aligned`, the heads whose mean is the output.
+        num_rows: with `aligned`, the first rows of the encoder's input, which the output has.
         without_first: with `all`, a first token with this id has no vector; nor has a last one with `without_last`.
         is_flat: with `all`, a token's vector is one number, and a text has a list of numbers.
         text: with `is_flat`, the vector of the whole text, whose elements come before those numbers; None: there is
@@ -49,6 +60,8 @@ class Pooling(Struct, array_like=True, frozen=True):
     is_flat: bool = False
     tag_ids: list[int] = []
     text: "Pooling | None" = None
+    alignment_heads: list[AlignmentHead] = []
+    num_rows: int = 0
 
     def without_lead(self, num_tokens: int) -> "Pooling":
         """The same, but a mean leaves the prompt's first tokens out."""

@@ -16,6 +16,7 @@ class OutputKind(IntEnum):
     PROMPT_LOGPROBS = 0  # of the row's part of a prompt: `SamplingParams.prompt_logprobs` and the fields beside it
     HIDDEN_STATES = 1  # of the row's tokens
     POOLED = 2  # of the whole prompt; comes with the row that ends it
+    ALIGNMENT = 3  # of the whole prompt with the encoder's input; comes as one vector with the row that ends it
 
 
 class TokenLogprobs(Struct, array_like=True):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.core.wire.media import MediaItem, Modality
 from quire.executor.layers.adapters import AdapterWeight
+from quire.executor.layers.attention.cross import CrossAttention
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
@@ -81,6 +82,16 @@ class EncoderDecoder(Model, Protocol):
         `content` has the token ids of all inputs, [num_rows] int64, or their features, [num_inputs, num_channels,
         num_frames] float32.
         """
+        ...
+
+
+@runtime_checkable
+class AlignsTokens(EncoderDecoder, Protocol):
+    """A decoder whose attention to the encoder tells when its tokens were said."""
+
+    @property
+    def aligners(self) -> Sequence[CrossAttention]:
+        """The attention to the encoder, layer by layer; their caches are the last of `kv_layers`."""
         ...
 
 

@@ -119,6 +119,11 @@ class EncodedInputs:
         num_pages = -(-int(lengths.max()) // self._block_size)
         return [CrossRows(lengths, table[slots, :num_pages]) for table in self._tables]
 
+    def cache_slots(self, slot: int, group: int) -> np.ndarray:
+        """Returns the places of a request's keys and values, [num_rows] int64 on the host, in one of the groups."""
+        page, offset = np.divmod(np.arange(self._lengths[slot]), self._block_size)
+        return self._tables[group][slot, page].astype(np.int64) * self._block_size + offset
+
     def fill(self, slots: Sequence[int], lengths: np.ndarray, tables: Sequence[np.ndarray]) -> None:
         """Writes `rows` into `lengths` [num_rows] and, by group, `tables` [num_rows, most pages of any input]."""
         lengths[:] = self._lengths[slots]

@@ -10,7 +10,7 @@ from quire.core.trace import Spans
 from quire.core.wire.page_moves import Tier
 from quire.core.wire.row_outputs import OutputKind
 from quire.executor.layers.adapters import Adapters
-from quire.executor.models.base import LayerCache, Model
+from quire.executor.models.base import AlignsTokens, LayerCache, Model
 from quire.executor.models.vector_heads import VectorHead
 from quire.executor.parallel.context.divided import DividedContext
 from quire.executor.parallel.context.strategy import ContextParallel
@@ -24,7 +24,8 @@ from quire.executor.step.drafting.drafter import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.encoded_inputs import EncodedInputs
 from quire.executor.step.forward import Forward
-from quire.executor.step.heads.head import Heads
+from quire.executor.step.heads.aligner import Aligner, CrossLayerCache
+from quire.executor.step.heads.head import Head
 from quire.executor.step.heads.pooler import Pooler, TokenVectors
 from quire.executor.step.heads.prompt_scorer import PromptScorer
 from quire.executor.step.media_inputs import MediaInputs
@@ -141,11 +142,13 @@ def build_runner(
     if not stage.is_last:
         return StageRunner(forward, inputs(), transfers, spans)
     mode, drafts = config.logprobs_mode, drafter(sampler)
-    heads: Heads = {
+    heads: dict[OutputKind, Head] = {
         OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
         OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
         OutputKind.POOLED: Pooler(vector_heads, transfers, forward.compute_logits, spec.vocab_size),
     }
+    if isinstance(model, AlignsTokens) and memory.encoded is not None:
+        heads[OutputKind.ALIGNMENT] = _aligner(config, model, memory, memory.encoded, transfers)
     parts = None
     if not sequences.is_divided and not has_peers:
         parts = _parts(config, memory, forward, is_cached=is_cached)
@@ -166,6 +169,14 @@ def build_runner(
             forward, ops, enabled=can_record and not ops.recording_rules.row_counts, is_paused=is_profiled
         ),
     )
+
+
+def _aligner(
+    config: EngineConfig, model: AlignsTokens, memory: RequestMemory, encoded: EncodedInputs, transfers: Transfers
+) -> Aligner:
+    caches = memory.caches[len(memory.caches) - len(model.aligners) :]
+    layers = [CrossLayerCache(*pair) for pair in zip(model.aligners, caches, strict=True)]
+    return Aligner(layers, encoded, int(config.spec.hf_config.get("median_filter_width", 7)), transfers)
 
 
 def _sampler(config: EngineConfig, ops: Backend, custom: Sequence[CustomFeature], transfers: Transfers) -> Sampler:

@@ -39,15 +39,23 @@ class Segment(Struct):
     no_speech_prob: float | None = None
 
 
+class Word(Struct):
+    """A word of the text, with its times in seconds from the beginning of the sound."""
+
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscription(Struct):
-    """The text in segments."""
+    """The text in segments, or with its words, or both."""
 
     task: str
     language: str | None
     duration: float
     text: str
-    segments: list[Segment]
-    words: None = None
+    segments: list[Segment] | None
+    words: list[Word] | None = None
     usage: DurationUsage | UnsetType = UNSET
 
 

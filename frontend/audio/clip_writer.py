@@ -1,21 +1,29 @@
 """Writes the text of a clip: one request of the engine, or several at rising temperatures."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+import numpy as np
+
+from quire.core.wire.pooling import AlignmentHead, Pooling
 from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.audio.schema import FALLBACK_TEMPERATURES
 from quire.frontend.audio.segments import ClipText, compression_ratio
+from quire.frontend.audio.words import token_times
 from quire.frontend.checkpoint.speech_tokens import SpeechTokens
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
-from quire.frontend.requests.submission import Submission
+from quire.frontend.requests.submission import PoolingSubmission, Submission
+
+_RATE, _SAMPLES_A_FRAME, _FRAMES_A_ROW = 16_000, 160, 2
+"""Of sounds, of spectrograms, and of what the encoder makes of these."""
 
 _MOST_REPETITION = 2.4
 _LEAST_LOGPROB = -1.0
@@ -137,6 +145,38 @@ class ClipWriter:
             no_speech = math.exp(best.logprobs[0][silence].logprob)
         return FirstToken(best.token_ids[0], no_speech)
 
+    async def align(self, clip: SpokenClip, asked: ClipRequest, number: int, text: ClipText) -> ClipText:
+        """The text with the times of its tokens. The decoder reads it once more, after the same prompt."""
+        assert self._tokens is not None, "only a model with tokens of speech is asked"
+        # As in Transformers, an output's last token is not read, and ends with the one before.
+        read = text.token_ids if text.is_ended else text.token_ids[:-1]
+        if not read:
+            return text._replace(times=[0.0] * len(text.token_ids))
+        num_frames = -(-round(clip.num_seconds * _RATE) // _SAMPLES_A_FRAME)
+        pooling = Pooling(
+            "aligned",
+            num_lead_tokens=len(clip.prompt.token_ids),
+            alignment_heads=[AlignmentHead(*head) for head in self._tokens.alignment_heads],
+            num_rows=max(1, num_frames // _FRAMES_A_ROW),
+        )
+        prompt = clip.prompt._replace(token_ids=[*clip.prompt.token_ids, *read])
+        submission: PoolingSubmission = Submission(
+            prompt,
+            None,
+            engine_id(asked.reply_id, number),
+            priority=asked.priority,
+            data_parallel_rank=asked.data_parallel_rank,
+        )
+        with asked.names():
+            stream = await self._engine.open_alignment(submission, pooling)
+        try:
+            values = (await stream.output()).outputs.values
+        finally:
+            stream.close()
+        matrix = np.frombuffer(values, "<f4").reshape(len(read), -1)
+        times = await asyncio.to_thread(token_times, matrix)
+        return text._replace(times=times if text.is_ended else [*times, times[-1]])
+
     async def _write_once(
         self, clip: SpokenClip, asked: ClipRequest, number: int, params: SamplingParams | None
     ) -> ClipText:
@@ -144,8 +184,10 @@ class ClipWriter:
         best, params = output.outputs[0], params or asked.params
         token_ids, rows = list(best.token_ids), best.logprobs or []
         logprobs = [row[token_id].logprob for row, token_id in zip(rows, token_ids, strict=False)]
+        is_ended = False
         while self._tokens is not None and token_ids and token_ids[-1] == self._tokens.end:
             token_ids.pop()
+            is_ended = True
         return ClipText(
             clip.start_seconds,
             clip.num_seconds,
@@ -153,6 +195,7 @@ class ClipWriter:
             logprobs,
             best.text.strip(),
             0.0 if params is None else params.temperature,
+            is_ended,
         )
 
 

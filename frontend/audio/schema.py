@@ -66,6 +66,11 @@ class SpeechRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         return self.response_format in ("verbose_json", *SUBTITLES)
 
     @property
+    def wants_words(self) -> bool:
+        """True if the answer has times of words."""
+        return "word" in self.timestamp_granularities
+
+    @property
     def falls_back(self) -> bool:
         """True if clips whose text looks wrong are written again, at rising temperatures: the request has none."""
         return self.temperature is None and not self.use_beam_search and not self.stream
@@ -85,8 +90,6 @@ class SpeechRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         found = []
         if self.response_format == "diarized_json":
             found.append(("response_format", "no served model tells speakers apart; ask for verbose_json"))
-        if "word" in self.timestamp_granularities:
-            found.append(("timestamp_granularities", "words have no times here; ask for segment"))
         if self.timestamp_granularities and self.response_format != "verbose_json":
             found.append(("timestamp_granularities", "it needs the response_format verbose_json"))
         if self.stream and self.wants_timestamps:

@@ -14,6 +14,8 @@ class ClipText(NamedTuple):
     Attributes:
         token_ids: with timestamps, if the request wants any; without the token that ends the output.
         logprobs: of `token_ids`, and of the token that ended the output, if there is one.
+        is_ended: the output ended with the token that ends outputs.
+        times: when each of `token_ids` ends, in seconds from the clip's beginning; None: nobody asked.
         no_speech_prob: how likely the clip holds no speech; None: nobody asked.
     """
 
@@ -23,6 +25,8 @@ class ClipText(NamedTuple):
     logprobs: list[float]
     text: str
     temperature: float
+    is_ended: bool = False
+    times: list[float] | None = None
     no_speech_prob: float | None = None
 
 
@@ -37,7 +41,7 @@ def segments_of(
 ) -> list[Segment]:
     """The segments of one clip. A part without an end lasts until the end of the clip."""
     found: list[Segment] = []
-    for start, end, begin, stop in _spans(clip, tokens):
+    for start, end, begin, stop in spans_of(clip, tokens):
         text_ids = [each for each in clip.token_ids[begin:stop] if tokens.seconds(each) is None]
         text = decode(text_ids)
         if not text.strip():
@@ -60,7 +64,7 @@ def segments_of(
     return found
 
 
-def _spans(clip: ClipText, tokens: SpeechTokens) -> list[tuple[float, float, int, int]]:
+def spans_of(clip: ClipText, tokens: SpeechTokens) -> list[tuple[float, float, int, int]]:
     """(start, end, first token, token behind the last) of each segment, in seconds from the clip's beginning."""
     spans: list[tuple[float, float, int, int]] = []
     start, begin, has_text = 0.0, 0, False

@@ -14,7 +14,7 @@ from quire.core import envs
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.audio.answers import DurationUsage, Segment, Transcription, VerboseTranscription
+from quire.frontend.audio.answers import DurationUsage, Segment, Transcription, VerboseTranscription, Word
 from quire.frontend.audio.clip_writer import ClipRequest, ClipWriter
 from quire.frontend.audio.events import SpeechEvents
 from quire.frontend.audio.instructions import instruction_of
@@ -28,6 +28,7 @@ from quire.frontend.audio.speech_models import (
     hears_nothing,
 )
 from quire.frontend.audio.subtitles import srt, vtt
+from quire.frontend.audio.words import words_of
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
@@ -181,6 +182,12 @@ class SpeechToText:
                 "them; ask for json or text.",
                 param="response_format",
             )
+        if request.wants_words and (speech.tokens is None or not speech.tokens.alignment_heads):
+            raise ParameterError(
+                f"timestamp_granularities word needs alignment_heads in {self._model.name}'s generation_config.json, "
+                "which has none; ask for segment.",
+                param="timestamp_granularities",
+            )
         return speech
 
     async def _open(self, request: SpeechRequest, data: bytes, headers: ClientHeaders, speech: SpeechModel) -> _Opened:
@@ -224,13 +231,11 @@ class SpeechToText:
 
         async def write(number: int) -> ClipText:
             async with room:
-                return await writer.write(
-                    opened.sound.clips[number],
-                    opened.clip,
-                    number,
-                    falls_back=falls_back,
-                    scores_silence=scores_silence,
+                clip = opened.sound.clips[number]
+                text = await writer.write(
+                    clip, opened.clip, number, falls_back=falls_back, scores_silence=scores_silence
                 )
+                return await writer.align(clip, opened.clip, number, text) if request.wants_words else text
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -250,7 +255,10 @@ class SpeechToText:
         decode = self._engine.async_tokenizer.tokenizer.decode
         segments: list[Segment] = []
         texts = []
+        words: list[Word] = []
         for clip in clips:
+            if request.wants_words:
+                words += words_of(clip, opened.tokens, decode, has_spaces=opened.separator != "")
             own = segments_of(clip, opened.tokens, decode, len(segments))
             segments += own
             texts.append("".join(each.text for each in own).strip())
@@ -264,7 +272,8 @@ class SpeechToText:
             opened.sound.language,
             opened.sound.num_seconds,
             opened.separator.join(text for text in texts if text),
-            segments,
+            None if request.timestamp_granularities == ["word"] else segments,
+            words if request.wants_words else None,
             usage=usage,
         )
 

@@ -243,7 +243,16 @@ def _rules(config: dict[str, Any], generation: dict[str, Any], folder: Path, mod
         return rules
     ends = _eos_token_ids(config, model, folder, folder)
     speech = read_speech_tokens(generation or config, rules.decoder_start_token_id, ends, folder)
+    has_heads = all(_has_head(complete(config), *each) for each in speech.alignment_heads)
+    if not has_heads:  # a distilled model may have those of its teacher
+        speech = msgspec.structs.replace(speech, alignment_heads=[])
     return msgspec.structs.replace(rules, speech=speech)
+
+
+def _has_head(config: dict[str, Any], layer: int, head: int) -> bool:
+    """True if a decoder has a layer and a head of these numbers."""
+    layers, heads = config.get("decoder_layers"), config.get("decoder_attention_heads")
+    return isinstance(layers, int) and isinstance(heads, int) and 0 <= layer < layers and 0 <= head < heads
 
 
 def read_output_limit(folder: Path, model: ModelConfig) -> int | None:

@@ -29,6 +29,7 @@ class SpeechTokens(Struct, frozen=True, kw_only=True):
     no_timestamps: int | None = None  # timestamps are the tokens behind it; None: the model has none
     no_speech: int | None = None  # how likely it is after `start`, a sound holds no speech
     latest_first: int | None = None  # the latest timestamp that an output may begin with, in steps of 0.02 s
+    alignment_heads: list[tuple[int, int]] = []  # layers and heads that tell when a token was said; empty: nobody knows
     default: list[int] = []  # what follows `start` where a request says nothing
 
     def prompt(
@@ -84,6 +85,7 @@ def read_speech_tokens(
         tasks = msgspec.convert(generation.get("task_to_id") or {}, dict[str, int])
         latest = msgspec.convert(generation.get("max_initial_timestamp_index"), int | None)
         no_timestamps = msgspec.convert(generation.get("no_timestamps_token_id"), int | None)
+        heads = msgspec.convert(generation.get("alignment_heads") or [], list[tuple[int, int]])
         previous = msgspec.convert(generation.get("prev_sot_token_id"), int | None)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{folder}/generation_config.json: {error}.") from None
@@ -105,6 +107,7 @@ def read_speech_tokens(
         no_timestamps=known.get(_NO_TIMESTAMPS) if no_timestamps is None else no_timestamps,
         no_speech=next((known[name] for name in _NO_SPEECH if name in known), None),
         latest_first=latest,
+        alignment_heads=heads,
     )
     return msgspec.structs.replace(tokens, default=_default(tokens, generation))
 

@@ -43,6 +43,6 @@ class WebsocketDoor:
         body = answer.content
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await socket.send(
-            {"type": "websocket.http.response.start", "status": answer.status_code or 500, "headers": headers}  # type: ignore[arg-type,typeddict-item]
+            {"type": "websocket.http.response.start", "status": answer.status_code or 500, "headers": headers}
         )
-        await socket.send({"type": "websocket.http.response.body", "body": body, "more_body": False})  # type: ignore[arg-type,typeddict-item]
+        await socket.send({"type": "websocket.http.response.body", "body": body, "more_body": False})

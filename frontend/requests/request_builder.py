@@ -105,6 +105,7 @@ def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling:
         submission.salted(prompt),
         prompt_embeds=prompt.embeds,
         pooling=pooling,
+        encoder=_encoder_input(prompt),
         token_type_ids=prompt.token_type_ids,
         tenant=submission.tenant,
         media=list(prompt.media),

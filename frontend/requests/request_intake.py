@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
+from quire.core.wire.pooling import Pooling
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -207,6 +208,17 @@ class RequestIntake:
         if len(read.token_ids) > self.limit.longest_prompt:
             length = self.limit.longest_prompt
             return await self.running.open_long_vectors(resolved, pooling, length, engine=engine, log=self._log)
+        return await self.running.open_vectors(resolved, pooling, engine=engine, log=self._log)
+
+    async def open_alignment(self, submission: PoolingSubmission, pooling: Pooling) -> PoolingStream:
+        """Submits tokens of a decoder whose alignment with the encoder's input is wanted, as `pooling` says.
+
+        Errors are those of `open_vectors`.
+        """
+        read = await self._read(submission, None, must_fit=False)
+        await _admit(submission, read)
+        engine = self._engine(submission.data_parallel_rank)
+        resolved = cast("Submission[Prompt, PoolingParams]", replace(submission, prompt=read, params=PoolingParams()))
         return await self.running.open_vectors(resolved, pooling, engine=engine, log=self._log)
 
     async def _read(

@@ -1,10 +1,13 @@
 """Whisper (arXiv:2212.04356): an encoder of log-mel spectrograms, and a decoder of BART's form."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention.cross import CrossAttention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import Embedding
@@ -71,6 +74,11 @@ class WhisperForConditionalGeneration(BartForConditionalGeneration):
     norms_embedding = False
     heeds_scale = False
     weights_type = _WithoutKeyBias
+
+    @property
+    def aligners(self) -> Sequence[CrossAttention]:
+        """The decoder's attention to the sound, layer by layer."""
+        return [cross for cross in self._crosses if isinstance(cross, CrossAttention)]
 
     def position_rows(self, spec: ModelSpec, context: ModelContext, side: SideName) -> Tensor:
         return position_rows(context, "positions.weight", size_of(spec, "max_target_positions"), spec.hidden_size)

@@ -157,7 +157,7 @@ def _buckets(text: str) -> list[Bucket]:
     example = f"{text!r} is not such as {{(256, 256, 1): 0.5, (720, 1280, 16): 0.5}}"
     try:
         found = ast.literal_eval(text)
-        buckets = [Bucket(*(int(size) for size in key), float(share)) for key, share in found.items()]
+        buckets = [Bucket(int(h), int(w), int(n), float(share)) for (h, w, n), share in found.items()]
     except (ValueError, SyntaxError, TypeError, AttributeError):
         raise argparse.ArgumentTypeError(example) from None
     if any(min(bucket) < 0 or min(bucket[:3]) < 1 for bucket in buckets):

@@ -289,11 +289,6 @@ def test_beams(server: ServerProcess, reference: PreTrainedModel) -> None:
         ({"language": "xx"}, "language", "not one of the model's"),
         ({"response_format": "diarized_json"}, "response_format", "speakers"),
         ({"response_format": "yaml"}, "response_format", "srt"),
-        (
-            {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
-            "timestamp_granularities",
-            "segment",
-        ),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "verbose_json"),
         ({"response_format": "srt", "stream": "true"}, "stream", "whole"),
         ({"stream_include_usage": "true"}, "stream_include_usage", "stream=true"),
