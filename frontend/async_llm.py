@@ -36,10 +36,12 @@ from quire.frontend.requests.beam_search import BeamSearch
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import PromptLike, with_text
+from quire.frontend.requests.prompt_reader import embeds_reader
 from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.scored_pairs import PairWriter
+from quire.frontend.requests.soft_prompts import SoftPrompts
 from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
@@ -191,8 +193,9 @@ class AsyncLLM(EngineControl):
         adapters = Adapters(
             model,
             client,
-            read_modules(args.lora.lora_modules),
+            read_modules([*(args.lora.lora_modules or ()), *(args.lora.prompt_adapters or ())]),
             _resolvers(args, model),
+            _soft_prompts(args, config),
         )
         return cls(config, model, client, tokenizer, metrics, log, adapters)
 
@@ -470,6 +473,14 @@ def _resolvers(args: EngineArgs, model: ServedModel) -> Sequence[LoRAResolver]:
     if not envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"):
         return ()
     return resolvers_of(_names_of(args, model), Hub(args.model.hf_token, args.load.download_dir))
+
+
+def _soft_prompts(args: EngineArgs, config: EngineConfig) -> SoftPrompts | None:
+    """Reads soft prompts; None without --enable-prompt-adapter."""
+    if not args.lora.enable_prompt_adapter:
+        return None
+    longest = args.lora.max_prompt_adapter_token or config.max_model_len
+    return SoftPrompts(embeds_reader(config.spec.hidden_size), longest)
 
 
 def _names_of(args: EngineArgs, model: ServedModel) -> list[str]:

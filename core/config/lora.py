@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from quire.core.config.types import Positive
+from quire.core.config.types import NotNegative, Positive
 from quire.core.errors import ConfigError
 
 AdapterDtype = Literal["float16", "bfloat16", "float32"]
@@ -43,6 +43,20 @@ class LoRAConfig(Struct, frozen=True, kw_only=True):
             "adapter with weights for others is refused."
         ),
     ] = None
+    enable_prompt_adapter: Annotated[
+        bool,
+        Meta(
+            description="Serve soft prompts (prompt tuning): embeddings before the prompt; a request names one as its "
+            "model."
+        ),
+    ] = False
+    prompt_adapters: Annotated[
+        list[str] | None,
+        Meta(description="Soft prompts to serve from the start, in the forms of --lora-modules."),
+    ] = None
+    max_prompt_adapter_token: Annotated[
+        NotNegative, Meta(description="Most rows of a soft prompt; 0: as many as the context has room for.")
+    ] = 0
 
 
 class AdapterOptions(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,9 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 """Names of the file of an adapter's weights; the first that exists counts."""
 
+LAYER_TYPES = ("LORA", "IA3", "TRAINABLE_TOKENS")
+"""PEFT's names of the types of adapters that change layers of the model."""
+
 LATE_REMEDY = "Try again later; QUIRE_LORA_LOAD_TIMEOUT_S allows more time."
 """What to do about an adapter whose files have not come in time."""
 

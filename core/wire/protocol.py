@@ -57,11 +57,16 @@ EmbedsType = Literal["bfloat16", "float16", "float32"]
 
 
 class PromptEmbeds(Struct, array_like=True, frozen=True):
-    """Rows that replace a prompt's embeddings, one for each of its tokens; the token ids mean nothing."""
+    """Rows that replace the embeddings of a prompt's first tokens, or of all; the ids of these mean nothing."""
 
     dtype: EmbedsType
     rows: bytes  # [num_tokens, hidden], little-endian
     row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; represent the rows in the hashes of blocks
+
+    @property
+    def num_rows(self) -> int:
+        """The tokens whose embeddings they replace."""
+        return len(self.row_digests) // ROW_DIGEST_BYTES
 
 
 class SequenceStart(Struct, array_like=True, frozen=True):

@@ -1,4 +1,4 @@
-"""Prompts given as embeddings: holds their rows, by slot, until the prompts have been computed."""
+"""Prompts that are, or begin with, given embeddings: holds these rows, by slot, until they have been computed."""
 
 import torch
 
@@ -19,7 +19,7 @@ class EmbeddedPrompts:
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
-        self._prompts: dict[int, tuple[PromptEmbeds, int]] = {}  # by slot; with the prompt's length in tokens
+        self._prompts: dict[int, tuple[PromptEmbeds, int]] = {}  # by slot; with the number of rows
 
     @property
     def pending(self) -> bool:
@@ -30,7 +30,7 @@ class EmbeddedPrompts:
         """Adds the rows of a request that enters a slot."""
         self._prompts.pop(request.slot, None)
         if request.prompt_embeds is not None:
-            self._prompts[request.slot] = request.prompt_embeds, request.num_prompt_tokens
+            self._prompts[request.slot] = request.prompt_embeds, request.prompt_embeds.num_rows
 
     def release(self, slots: list[int]) -> None:
         """Drops the requests in these slots, whose prompts may not be computed yet."""
@@ -39,7 +39,7 @@ class EmbeddedPrompts:
                 self._prompts.pop(slot, None)
 
     def rows(self, plan: StepPlan) -> InputEmbeds | None:
-        """Returns rows of the tokens that `plan` computes, if any, and drops those of finished prompts."""
+        """Returns rows of the tokens that `plan` computes, if any, and drops those that are all computed."""
         places, parts = [], []
         first = 0
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):

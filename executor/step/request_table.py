@@ -76,7 +76,7 @@ class RequestTable:
         self.prefix_spans.pop(slot, None)
         if request.prefix_spans:
             self.prefix_spans[slot] = request.prefix_spans
-        self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
+        self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.prompt_embeds.num_rows
         if self.adapters is not None:
             self.adapters[slot] = request.adapter
             self.adapter_starts[slot] = request.adapter_start

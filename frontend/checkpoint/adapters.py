@@ -5,7 +5,7 @@ import os
 import time
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +13,7 @@ from msgspec import Struct
 from quire.core import checkpoint_file
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from quire.core.wire.adapters import CONFIG_NAME, WEIGHTS_NAMES, Adapter, adapter_digest
+from quire.core.wire.protocol import PromptEmbeds
 
 
 class LoRARequest(Struct, frozen=True):
@@ -62,12 +63,20 @@ class AdapterModule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     base_model_name: str | None = None
 
 
+class FoundAdapter(NamedTuple):
+    """An adapter of requests: one that the engine adds to the model, or embeddings that it has before the prompts."""
+
+    adapter: Adapter
+    soft_prompt: PromptEmbeds | None = None
+
+
 class ServedAdapter(Struct, frozen=True):
     """An adapter under its name."""
 
     adapter: Adapter
     parent: str  # the name of its base model
     created: int  # Unix seconds
+    soft_prompt: PromptEmbeds | None = None  # see `FoundAdapter`
 
     @property
     def root(self) -> str:
@@ -116,10 +125,11 @@ class AdapterNames:
     def find(self, name: str) -> ServedAdapter | None:
         return self._served.get(name)
 
-    def add(self, adapter: Adapter, parent: str | None) -> ServedAdapter:
+    def add(self, found: FoundAdapter, parent: str | None) -> ServedAdapter:
         """Serves an adapter under its name, instead of an earlier one."""
         parent = parent if parent in self._base_names else self._base_names[0]
-        served = self._served[adapter.name] = ServedAdapter(adapter, parent, int(time.time()))
+        served = ServedAdapter(found.adapter, parent, int(time.time()), found.soft_prompt)
+        self._served[found.adapter.name] = served
         return served
 
     def remove(self, name: str) -> None:
@@ -142,14 +152,14 @@ class AdapterNames:
         return f" Known are {', '.join(map(repr, self._served))}." if self._served else " There are none."
 
 
-def read_modules(given: list[str] | None) -> list[AdapterModule]:
-    """The adapters of `--lora-modules`: NAME=PATH, an object of JSON, or a list of those.
+def read_modules(given: list[str]) -> list[AdapterModule]:
+    """The adapters of `--lora-modules` and `--prompt-adapters`: NAME=PATH, an object of JSON, or a list of those.
 
     Raises:
         ConfigError: a text of another form, or a name twice.
     """
     modules: list[AdapterModule] = []
-    for text in given or []:
+    for text in given:
         modules += _read_module(text)
     names = [module.name for module in modules]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -204,6 +214,11 @@ def _invocation_of(folder: Path) -> tuple[int, ...]:
     """The tokens that invoke an adapter; none for one of all tokens. The engine refuses what is damaged."""
     tokens = _field_of(folder, "alora_invocation_tokens")
     return tuple(tokens) if isinstance(tokens, list) and {int}.issuperset(map(type, tokens)) else ()
+
+
+def type_of(folder: Path) -> str:
+    """PEFT's name of an adapter's type."""
+    return str(_field_of(folder, "peft_type") or "LORA")
 
 
 def _field_of(folder: Path, name: str) -> Any:

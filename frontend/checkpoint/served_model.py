@@ -29,6 +29,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     stream_interval: int = 1  # tokens per output of a stream; a request may ask for more
     has_logits_processors: bool = False
     takes_embeds: bool = False  # prompts may be embeddings
+    takes_adapters: bool = False  # that change the model's layers
     decoder: DecoderRules | None = None  # of a decoder that attends to an encoder; None: the model has no encoder
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
     reasoning: ReasoningConfig = ReasoningConfig()
@@ -97,10 +98,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             reasoning=args.reasoning,
             multimodal=args.multimodal,
             adapters=_adapter_names(args, names),
+            takes_adapters=args.lora.enable_lora,
         )
 
 
 def _adapter_names(args: EngineArgs, names: list[str]) -> AdapterNames | None:
-    if not args.lora.enable_lora:
+    if not args.lora.enable_lora and not args.lora.enable_prompt_adapter:
         return None
     return AdapterNames(names, resolves=envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"))

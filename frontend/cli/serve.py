@@ -50,7 +50,9 @@ def run(args: argparse.Namespace) -> None:
         with contextlib.closing(setup):
             setup.launch_ahead()
             number = args.server_config.api_server_count or len(setup.config.served_engines)
-            if number > 1 and setup.config.adapters is not None and envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"):
+            lora = args.engine_args.lora
+            takes_adapters = lora.enable_lora or lora.enable_prompt_adapter
+            if number > 1 and takes_adapters and envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"):
                 raise ConfigError(
                     f"QUIRE_ALLOW_RUNTIME_LORA_UPDATING is for one API server, and this command has {number}, of which "
                     "one alone would load an adapter; add --api-server-count 1, or name adapters with --lora-modules."

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from quire.core import envs
 from quire.core.engine.client import EngineClient
@@ -18,10 +19,19 @@ from quire.core.errors import (
 )
 from quire.core.file_reads import FileReads
 from quire.core.logging import get_logger
-from quire.core.wire.adapters import LATE_REMEDY, Adapter
-from quire.frontend.checkpoint.adapters import AdapterChoice, AdapterModule, LoRARequest, ServedAdapter, find_adapter
+from quire.core.wire.adapters import LATE_REMEDY, LAYER_TYPES, Adapter
+from quire.frontend.checkpoint.adapters import (
+    AdapterChoice,
+    AdapterModule,
+    FoundAdapter,
+    LoRARequest,
+    ServedAdapter,
+    find_adapter,
+    type_of,
+)
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.requests.adapter_resolvers import LoRAResolver
+from quire.frontend.requests.soft_prompts import SOFT_PROMPTS, SoftPrompts
 
 logger = get_logger(__name__)
 
@@ -37,6 +47,7 @@ class Adapters:
         client: its engines load them.
         modules: those of `--lora-modules`.
         resolvers: look for adapters that are not loaded.
+        soft_prompts: reads embeddings before prompts; None: the server takes none.
     """
 
     def __init__(
@@ -45,18 +56,25 @@ class Adapters:
         client: EngineClient,
         modules: Sequence[AdapterModule] = (),
         resolvers: Sequence[LoRAResolver] = (),
+        soft_prompts: SoftPrompts | None = None,
     ) -> None:
         self._model = model
         self._client = client
         self._modules = modules
         self._resolvers = resolvers
+        self._soft_prompts = soft_prompts
         self._seconds = envs.read_float("LORA_LOAD_TIMEOUT_S")
         self._reads = FileReads(self._seconds)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name
-        self._brought: dict[tuple[int, str], Adapter] = {}  # by programs: number and path
+        self._brought: dict[tuple[int, str], FoundAdapter] = {}  # by programs: number and path
+
+    @property
+    def are_served(self) -> bool:
+        """True if the server takes adapters of some type."""
+        return self._model.adapters is not None
 
     async def load_modules(self) -> None:
-        """Loads the adapters of `--lora-modules`.
+        """Loads the adapters of `--lora-modules` and `--prompt-adapters`.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -65,7 +83,7 @@ class Adapters:
             for module in self._modules:
                 await self.load(module.name, module.path, parent=module.base_model_name)
         except (ParameterError, NotFoundError, UnavailableError) as error:
-            raise ConfigError(f"--lora-modules: {error}") from None
+            raise ConfigError(f"--lora-modules, --prompt-adapters: {error}") from None
 
     async def load(
         self,
@@ -92,14 +110,19 @@ class Adapters:
         async with self._locks[name]:
             names = self._model.adapters
             if names is None:
-                raise ParameterError("The server takes no adapters; start it with --enable-lora.", param="lora_name")
+                raise ParameterError(
+                    "The server takes no adapters; start it with --enable-lora, or with --enable-prompt-adapter for "
+                    "soft prompts.",
+                    param="lora_name",
+                )
             if unless_served and (served := names.find(name)) is not None:
                 return served  # another request has brought it meanwhile
             names.check_new(name, in_place=in_place)
-            adapter = await self._read(name, path)
-            await self._prepare(adapter)
-            served = names.add(adapter, parent)
-            logger.info("adapter     %s from %s", name, adapter.path)
+            found = await self._read(name, path)
+            if found.soft_prompt is None:
+                await self._prepare(found.adapter)
+            served = names.add(found, parent)
+            logger.info("adapter     %s from %s", name, found.adapter.path)
             return served
 
     def unload(self, name: str) -> None:
@@ -108,7 +131,7 @@ class Adapters:
             raise NotFoundError(f"The lora adapter {name!r} cannot be found: there are none.", param="lora_name")
         self._model.adapters.remove(name)
 
-    async def resolve(self, choice: AdapterChoice) -> Adapter | None:
+    async def resolve(self, choice: AdapterChoice) -> FoundAdapter | None:
         """The adapter that a request uses.
 
         Raises:
@@ -117,7 +140,7 @@ class Adapters:
             UnavailableError: as in `load`.
         """
         if choice is None or isinstance(choice, Adapter):
-            return choice
+            return None if choice is None else FoundAdapter(choice)
         if self._model.adapters is None:
             raise ParameterError(
                 "lora_request needs an engine that takes adapters; start it with enable_lora.", param="lora_request"
@@ -131,14 +154,15 @@ class Adapters:
         served = self._model.adapters.find(choice) or await self._search(choice)
         if served is None:
             raise self._model.not_found(choice)
-        return served.adapter
+        return FoundAdapter(served.adapter, served.soft_prompt)
 
     async def bring(self, request: LoRARequest) -> Adapter:
         """Loads the adapter that a program brings, so that it is there when a request comes. Errors as `resolve`."""
-        adapter = await self.resolve(request)
-        assert adapter is not None
-        await self._prepare(adapter)
-        return adapter
+        found = await self.resolve(request)
+        assert found is not None
+        if found.soft_prompt is None:
+            await self._prepare(found.adapter)
+        return found.adapter
 
     def forget(self, lora_int_id: int) -> bool:
         """Forgets the adapters that programs brought with a number. Returns True if there was one."""
@@ -152,7 +176,7 @@ class Adapters:
         """The numbers of the adapters that programs brought."""
         return {number for number, _ in self._brought}
 
-    async def _bring(self, request: LoRARequest) -> Adapter:
+    async def _bring(self, request: LoRARequest) -> FoundAdapter:
         key = request.lora_int_id, request.lora_path
         async with self._locks[request.lora_path]:
             if key not in self._brought or request.load_inplace:
@@ -177,11 +201,35 @@ class Adapters:
                 return await self.load(name, found.lora_path, unless_served=True, parent=found.base_model_name)
         return None
 
-    async def _read(self, name: str, path: str) -> Adapter:
+    async def _read(self, name: str, path: str) -> FoundAdapter:
         try:
-            return await self._reads.ask(path, partial(find_adapter, name, path))
+            return await self._reads.ask(path, partial(self._find, name, path))
         except TimeoutError as error:
             raise _late(name, str(error)) from None
+
+    def _find(self, name: str, path: str) -> FoundAdapter:
+        adapter = find_adapter(name, path)
+        folder = Path(adapter.path)
+        kind = type_of(folder)
+        if kind not in (*LAYER_TYPES, *SOFT_PROMPTS):
+            raise ParameterError(
+                f"The adapter {name!r} is of the type {kind!r}, which is not served; "
+                f"{', '.join((*LAYER_TYPES, *SOFT_PROMPTS))} are.",
+                param="lora_path",
+            )
+        if kind in SOFT_PROMPTS:
+            if self._soft_prompts is None:
+                raise ParameterError(
+                    f"The adapter {name!r} is a soft prompt; start the server with --enable-prompt-adapter.",
+                    param="lora_path",
+                )
+            return FoundAdapter(adapter, self._soft_prompts.read(name, folder))
+        if not self._model.takes_adapters:
+            raise ParameterError(
+                f"The adapter {name!r} changes the model's layers; start the server with --enable-lora.",
+                param="lora_path",
+            )
+        return FoundAdapter(adapter)
 
     async def _prepare(self, adapter: Adapter) -> None:
         try:

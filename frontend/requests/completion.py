@@ -23,7 +23,7 @@ class Completion:
         *("request_id", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
         *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
         *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
-        *("_cumulative_logprob", "_new_logprobs", "_rows", "_watch"),
+        *("_cumulative_logprob", "_new_logprobs", "_rows", "_watch", "_num_virtual"),
     )
 
     def __init__(
@@ -34,6 +34,7 @@ class Completion:
         sampling: SamplingParams,
         tokenizer: Tokenizer | None,
         interval: int = 1,
+        num_virtual: int = 0,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -44,6 +45,7 @@ class Completion:
         self.num_preemptions = 0
         self.queued_at = self.scheduled_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
         self.has_news = False  # the reader should get an output
+        self._num_virtual = num_virtual  # rows before the prompt, which are none of its tokens
         self._interval = interval  # tokens between two outputs; the first token and the end always cause one
         self._num_told = 0
         self._kind = sampling.output_kind
@@ -68,7 +70,7 @@ class Completion:
     def add(self, delta: RequestDelta) -> None:
         """Takes a delta. Sets `finish_reason` at the end of the sequence, which may be a stop string found here."""
         if not self.num_tokens:
-            self.num_cached_tokens = delta.num_cached_tokens
+            self.num_cached_tokens = max(0, delta.num_cached_tokens - self._num_virtual)
             self.queued_at, self.scheduled_at = delta.queued_at, delta.scheduled_at
         if delta.num_preemptions > self.num_preemptions:
             self.num_preemptions = delta.num_preemptions

@@ -12,6 +12,7 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.decoder_rules import output_rules, rule_changes
 from quire.frontend.requests.prompt import Prompt, check_embeds
 from quire.frontend.requests.sampling_input import SamplingInput, check_id_rows
+from quire.frontend.requests.soft_prompts import check_soft_prompt
 from quire.frontend.requests.submission import ResolvedSubmission, Submission
 from quire.frontend.requests.time_slices import in_time_slices
 
@@ -53,9 +54,11 @@ class RequestBuilder:
         """
         prompt, sampling, request_id = submission.prompt, submission.params, submission.request_id
         changes = self._sampling_input.changes(sampling, limit_logprobs=limit_logprobs)
-        max_tokens = self._limit.output_tokens(
-            len(prompt.token_ids), sampling.max_tokens, fit_context=submission.fit_context
-        )
+        token_ids, embeds = prompt.token_ids, prompt.embeds
+        if (soft_prompt := submission.soft_prompt) is not None:
+            check_soft_prompt(prompt, sampling)
+            token_ids, embeds = [0] * soft_prompt.num_rows + token_ids, soft_prompt
+        max_tokens = self._limit.output_tokens(len(token_ids), sampling.max_tokens, fit_context=submission.fit_context)
         rules = self._sampling_input.decoder if heeds_rules else None
         if rules is not None:
             changes |= rule_changes(rules, changes, sampling, len(prompt.token_ids), max_tokens)
@@ -73,12 +76,12 @@ class RequestBuilder:
         ]
         return EngineRequest(
             sequences,
-            prompt.token_ids,
+            token_ids,
             sampling.replace(**changes, n=1, max_tokens=max_tokens, seed=None, stop=None, structured_outputs=None),
             submission.priority,
             submission.salted(prompt),
             grammar,
-            prompt.embeds,
+            embeds,
             encoder=_encoder_input(prompt),
             rules=None if rules is None else output_rules(rules, prompt.token_ids, sampling, max_tokens),
             tenant=submission.tenant,

@@ -194,6 +194,10 @@ class RequestIntake:
         """
         submission.check()
         submission = submission.with_adapter(await self._adapters.resolve(submission.adapter))
+        if submission.soft_prompt is not None:
+            raise ParameterError(
+                "Soft prompts are served for outputs of tokens; leave the adapter out for vectors.", param="model"
+            )
         params = PoolingParams() if submission.params is None else check_params(submission.params, PoolingParams)
         pooling = self.pooling.resolve(params)
         longest = self.pooling.longest_prompt(pooling, self.limit)

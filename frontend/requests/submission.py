@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from quire.core.wire.adapters import Adapter
 from quire.core.wire.pooling_params import PoolingParams
-from quire.core.wire.protocol import Tenant
+from quire.core.wire.protocol import PromptEmbeds, Tenant
 from quire.core.wire.sampling_params import SamplingParams
-from quire.frontend.checkpoint.adapters import AdapterChoice, LoRARequest, chosen_adapter
+from quire.frontend.checkpoint.adapters import AdapterChoice, FoundAdapter, LoRARequest, chosen_adapter
 from quire.frontend.keys.caller import Caller, current_caller
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.deadline import Deadline, current_deadline
@@ -43,6 +43,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         adapter: what is added to the model; None: nothing is. A request of HTTP has the one that it names as its model.
         prediction: tokens of the output that the client expects.
         adapter_start: the first token of the prompt that has the adapter.
+        soft_prompt: embeddings before the prompt; None: there are none.
         lora_request: the `adapter` as a program gave it, for the outputs to show; set when it has been found.
     """
 
@@ -62,6 +63,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     adapter: AdapterChoice = field(default_factory=chosen_adapter)
     prediction: list[int] = []
     adapter_start: int = 0
+    soft_prompt: PromptEmbeds | None = None
     lora_request: LoRARequest | None = None
 
     @classmethod
@@ -103,10 +105,12 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         salt = self.cache_salt if self.cache_salt is not None else prompt.cache_salt
         return salt if self.caller is None else self.caller.salted(salt)
 
-    def with_adapter(self, adapter: Adapter | None) -> Self:
+    def with_adapter(self, found: FoundAdapter | None) -> Self:
         """The submission with the adapter that its choice has led to."""
         given = self.adapter if isinstance(self.adapter, LoRARequest) else None
-        return replace(self, adapter=adapter, lora_request=given)
+        soft_prompt = None if found is None else found.soft_prompt
+        adapter = None if found is None or soft_prompt is not None else found.adapter
+        return replace(self, adapter=adapter, soft_prompt=soft_prompt, lora_request=given)
 
     def invoked_by(self, token_ids: Sequence[int]) -> Self:
         """The submission whose adapter, which has been found, begins where a prompt invokes it, or is None."""

@@ -10,13 +10,10 @@ from msgspec import Struct
 
 from quire.core import checkpoint_file
 from quire.core.errors import ModelLoadError
-from quire.core.wire.adapters import CONFIG_NAME
+from quire.core.wire.adapters import CONFIG_NAME, LAYER_TYPES
 
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of `init_lora_weights` that change the base model's weights when training begins."""
-
-
-_SERVED = ("LORA", "IA3", "TRAINABLE_TOKENS")
 
 
 class PeftConfig(Struct, frozen=True):
@@ -78,9 +75,9 @@ class PeftConfig(Struct, frozen=True):
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def _check(self, path: Path) -> None:
-        if self.peft_type not in _SERVED:
+        if self.peft_type not in LAYER_TYPES:
             raise ModelLoadError(
-                f"{path}: adapters of the type {self.peft_type!r} are not served; {', '.join(_SERVED)} are."
+                f"{path}: adapters of the type {self.peft_type!r} are not served; {', '.join(LAYER_TYPES)} are."
             )
         if isinstance(self.init_lora_weights, str) and self.init_lora_weights.lower().startswith(_CHANGES_BASE):
             raise ModelLoadError(

@@ -68,4 +68,4 @@ def _text(text: str) -> ASGIResponse:
 
 def updates_adapters(engine: AsyncLLM) -> bool:
     """True if adapters may be loaded while the server runs."""
-    return engine.config.adapters is not None and envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING")
+    return engine.adapters.are_served and envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING")

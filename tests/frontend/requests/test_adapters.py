@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.errors import EngineDeadError, EngineError, ParameterError, QuireError, UnavailableError
 from quire.core.wire.adapters import CONFIG_NAME, WEIGHTS_NAMES, Adapter
-from quire.frontend.checkpoint.adapters import AdapterNames, LoRARequest
+from quire.frontend.checkpoint.adapters import AdapterNames, FoundAdapter, LoRARequest
 from quire.frontend.requests.adapter_resolvers import FolderResolver
 from quire.frontend.requests.adapters import Adapters
 from tests.storage import hung_file
@@ -41,7 +41,8 @@ class Resolver:
 
 
 def adapters(engines: Engines, *resolvers: Resolver) -> Adapters:
-    model: Any = SimpleNamespace(name="base", adapters=AdapterNames(["base"], resolves=bool(resolvers)))
+    names = AdapterNames(["base"], resolves=bool(resolvers))
+    model: Any = SimpleNamespace(name="base", adapters=names, takes_adapters=True)
     client: Any = engines
     return Adapters(model, client, resolvers=resolvers)
 
@@ -72,10 +73,10 @@ def test_requests_that_come_together_bring_an_adapter_once(folder: Path) -> None
     engines = Engines()
     place = adapters(engines, Resolver(folder))
 
-    async def together() -> list[Adapter | None]:
+    async def together() -> list[FoundAdapter | None]:
         return await asyncio.gather(*(place.resolve("a") for _ in range(5)))
 
-    assert len({each.digest for each in asyncio.run(together()) if each is not None}) == 1
+    assert len({each.adapter.digest for each in asyncio.run(together()) if each is not None}) == 1
     assert engines.prepared == ["a"]
 
 
