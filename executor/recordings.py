@@ -9,6 +9,9 @@ from quire.ops.recording import RecordingRules
 MAX_ROWS = 512
 """Steps of more rows are not recorded."""
 
+MAX_DRAFT_ROWS = 64
+"""Steps that check drafts and have more tokens are not recorded: kernels take most of their time."""
+
 MAX_RECORDINGS = 128
 """The most recordings, of the shapes used last. On a CPU, one takes about 100 kB for a model with 28 layers."""
 

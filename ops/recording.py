@@ -13,6 +13,8 @@ class RecordingRules(NamedTuple):
         max_seq_lens: ascending bounds on the lengths of sequences; a recording serves one of them. Empty: a recording
             serves all lengths.
         interval: the least number of steps from one recording to the next, because a recording delays its step.
+        takes_drafts: steps that check drafts are recorded, too: operations read from memory how many of a step's tokens
+            each sequence has.
         max_rows: steps with more rows are not recorded; None: all are.
         shared_bytes: memory that recordings share, beside a step's activations and logits.
         each_bytes: memory of each recording.
@@ -21,6 +23,7 @@ class RecordingRules(NamedTuple):
     row_counts: Sequence[int] = ()
     max_seq_lens: Sequence[int] = ()
     interval: int = 1
+    takes_drafts: bool = False
     max_rows: int | None = None
     shared_bytes: int = 0
     each_bytes: int = 0

@@ -1,4 +1,7 @@
-"""Builds the inputs of decode steps, always in the same memory, so that a recording can read them again."""
+"""Builds the inputs of decode steps, always in the same memory, so that a recording can read them again.
+
+A row is a token. A sequence has several in a step that checks drafts.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.core.wire.protocol import StepPlan
-from quire.executor.recordings import MAX_ROWS
+from quire.executor.recordings import MAX_DRAFT_ROWS, MAX_RECORDINGS, MAX_ROWS
 from quire.executor.sampling.recorded_sampler import Choice, RecordedSampler
 from quire.executor.step.choice_columns import ChoiceColumns, choice_columns
 from quire.executor.step.encoded_inputs import CrossRows, EncodedInputs
@@ -26,6 +29,10 @@ class _Views(NamedTuple):
 
     Attributes:
         num_bytes: of the columns that all steps have.
+        query_lens: new tokens of each sequence.
+        seq_lens: of each sequence.
+        wanted_positions: of the tokens that will be sampled; of each row.
+        lens: the same, for the device.
         next_places: of the tokens that will be sampled.
         read_ids: reads the rows' token ids at `places`; None: the step itself does.
         padding: views of the other rows, and the value that each gets.
@@ -44,7 +51,10 @@ class _Views(NamedTuple):
     slots: np.ndarray
     positions: np.ndarray
     is_new: np.ndarray
+    query_lens: np.ndarray
     seq_lens: np.ndarray
+    wanted_positions: np.ndarray
+    lens: np.ndarray
     slot_mappings: list[np.ndarray]
     num_bytes: int
     read_ids: Callable[[], None] | None
@@ -59,7 +69,7 @@ class _Views(NamedTuple):
 
 
 class DecodeInputs:
-    """Builds the batches of steps in which every row computes one token and samples the next.
+    """Builds the batches of steps in which a token is sampled after every row.
 
     One copy brings a step's columns to the device. All batches share memory, so a batch is valid until the next is
     built. Steps of one shape have their columns in the same places.
@@ -68,6 +78,7 @@ class DecodeInputs:
     that are sampled.
 
     Args:
+        takes_drafts: build steps that check drafts, too, for a model without states and encoder inputs.
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
         has_first_rows: states have first rows (`LayerState`), so a step in which a sequence begins is none of these.
         encoded: the encoder inputs that rows attend to; None: the model has no encoder.
@@ -84,6 +95,7 @@ class DecodeInputs:
         encoded: EncodedInputs | None = None,
         shifts: np.ndarray | None = None,
         sampler: RecordedSampler | None = None,
+        takes_drafts: bool = False,
     ) -> None:
         self._table = table
         self._choose_shape = choose_shape
@@ -91,11 +103,14 @@ class DecodeInputs:
         self._encoded = encoded
         self._shifts = shifts
         self._sampler = sampler
+        self._takes_drafts = takes_drafts
         self._max_rows = min(table.max_num_seqs, MAX_ROWS)
-        rows = choose_shape(self._max_rows, 1).num_rows
+        rows = choose_shape(max(self._max_rows, MAX_DRAFT_ROWS * takes_drafts), 1).num_rows
         self._rows = np.arange(rows)
         self._ones = np.ones(rows, np.int64)
+        self._query_lens = np.ones(rows, np.int64)
         self._seq_lens = np.ones(rows, np.int64)
+        self._wanted_positions = np.ones(rows, np.int64)
         self._cross_lens = np.ones(rows, np.int64)
         self._starts = torch.arange(rows + 1)
         self._rows_there = torch.arange(rows, device=table.device)
@@ -110,29 +125,41 @@ class DecodeInputs:
 
     def build(self, plan: StepPlan) -> InputBatch | None:
         """Fills the tensors of `plan`, whose changes the table already has; None if the step is no such decode step."""
-        num_rows = len(plan.slots)
-        if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
+        num_sequences, num_rows = len(plan.slots), sum(plan.num_wanted)
+        if plan.num_scheduled != plan.num_wanted or num_rows > self._most_rows(num_sequences, num_rows):
             return None
         if self._has_first_rows and 0 in plan.num_computed:
             return None
-        longest = max(plan.num_computed) + 1
+        seq_lens = np.add(plan.num_computed, plan.num_wanted)
+        longest = int(seq_lens.max())
         self._reach(longest + 1)
         shape = self._choose_shape(num_rows, longest)
+        if num_sequences < num_rows:
+            shape = shape._replace(num_sequences=num_sequences)
         views = self._views.get((num_rows, shape)) or self._make_views(num_rows, shape)
         batch, slots, positions = views.batch, views.slots, views.positions
         table, size = self._table, self._table.block_size
-        slots[:] = plan.slots
-        positions[:] = plan.num_computed
+        sequence_slots, owners = views.slots, self._rows[:num_rows]
+        if num_sequences == num_rows:
+            slots[:] = plan.slots
+            positions[:] = plan.num_computed
+        else:
+            sequence_slots, lens = np.array(plan.slots), np.array(plan.num_wanted)
+            owners = np.repeat(self._rows[:num_sequences], lens)
+            slots[:] = sequence_slots[owners]
+            positions[:] = self._rows[:num_rows] + (seq_lens - np.cumsum(lens))[owners]
+            views.query_lens[:] = lens
         table.places(slots, positions, out=views.places)
         np.add(views.places, 1, out=views.next_places)
-        np.add(positions, 1, out=batch.wanted_positions)
+        np.add(positions, 1, out=views.wanted_positions)
         np.equal(positions, 0, out=views.is_new)
-        views.seq_lens[:] = batch.wanted_positions
+        views.seq_lens[:] = seq_lens
+        views.lens[:] = views.wanted_positions
         num_pages = (longest - 1) // size + 1
         page, offset = np.divmod(positions, size)
         for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, views.slot_mappings, strict=True):
-            pages.block_tables[:num_rows, :num_pages] = block_tables[slots, :num_pages]
-            np.multiply(pages.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
+            pages.block_tables[:num_sequences, :num_pages] = block_tables[sequence_slots, :num_pages]
+            np.multiply(pages.block_tables[owners, page], size, out=slot_mapping, dtype=np.int64)
             slot_mapping += offset
         for state_tables in views.state_tables:
             state_tables[:, 0] = slots
@@ -161,6 +188,12 @@ class DecodeInputs:
             views.read_ids()
         return batch
 
+    def _most_rows(self, num_sequences: int, num_rows: int) -> int:
+        """Returns the most rows of a step like one with so many."""
+        if num_sequences == num_rows:
+            return self._max_rows
+        return MAX_DRAFT_ROWS if self._takes_drafts else 0
+
     def _reach(self, num_columns: int) -> None:
         """Grows the request table. Its memory, which views may refer to, then is another."""
         self._table.reach(num_columns)
@@ -179,7 +212,9 @@ class DecodeInputs:
         cross_lens = (self._cross_lens[: shape.num_rows], cross[0]) if cross else None
         there = [column.of(self._mirror.there) for column in columns]
         places_there, next_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
-        padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
+        padded, is_decode = shape.num_rows, shape.num_sequences is None
+        seq_lens = self._seq_lens[: shape.num_sequences or padded]
+        query_lens = (self._ones if is_decode else self._query_lens)[: len(seq_lens)]
         spare, is_here = self._table.spare_page, self._table.device.type == "cpu"
         rest = slice(num_rows, padded)
         padding = [
@@ -194,7 +229,11 @@ class DecodeInputs:
         padding += [(table[rest, 0], spare) for table in cross[1:]]
         starts = self._starts_there[: padded + 1]
         pages = [
-            GroupPages(mapping, table, DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len))
+            GroupPages(
+                mapping,
+                table[: len(seq_lens)],
+                DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len) if is_decode else None,
+            )
             for mapping, table, table_there in zip(
                 groups_there[:num_groups], tables, groups_there[num_groups : 2 * num_groups], strict=True
             )
@@ -203,19 +242,21 @@ class DecodeInputs:
             token_ids=self._token_ids[:padded],
             positions=positions_there,
             pages=pages,
-            query_lens=self._ones[:padded],
+            query_lens=query_lens,
             seq_lens=seq_lens,
-            num_wanted=self._ones[:num_rows],
+            num_wanted=query_lens[: shape.num_sequences or num_rows],
             wanted_tokens=self._rows_there[:padded],
             wanted_slots=slots[:num_rows],
-            wanted_positions=seq_lens[:num_rows],
+            wanted_positions=self._wanted_positions[:num_rows],
             rows=StateRows(
                 slots_there,
                 self._starts[: padded + 1],
                 is_new_there,
                 state_tables[0] if state_tables else None,
                 np.empty(0, np.int64),
-            ),
+            )
+            if is_decode
+            else None,
             shape=shape,
             wanted_places=next_there[:num_rows],
             cross=self._cross_rows(cross[1:], groups_there[len(groups_there) - len(cross) :], starts),
@@ -225,6 +266,8 @@ class DecodeInputs:
         if self._sampler is not None:
             start = columns[-1].next_start
             choices = ChoiceColumns(self._sampler, self._mirror, start, num_rows, padded, slots_there, next_there)
+        if len(self._views) >= MAX_RECORDINGS:
+            self._views.pop(next(iter(self._views)))
         views = self._views[num_rows, shape] = _Views(
             batch,
             places[:num_rows],
@@ -232,6 +275,9 @@ class DecodeInputs:
             slots[:num_rows],
             positions[:num_rows],
             is_new[:num_rows],
+            query_lens,
+            seq_lens[: shape.num_sequences or num_rows],
+            self._wanted_positions[:num_rows],
             lens[:num_rows],
             [mapping[:num_rows] for mapping in mappings],
             columns[-1].stop,

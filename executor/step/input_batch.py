@@ -51,12 +51,14 @@ class StepShape(NamedTuple):
     """The shape of decode steps that one recording serves.
 
     Attributes:
-        num_rows: the rows of their tensors; those after a step's own are padding.
+        num_rows: the rows of their tensors, one for each token; those after a step's own are padding.
         max_seq_len: no sequence is longer.
+        num_sequences: those of the tokens, where some are drafts; else None.
     """
 
     num_rows: int
     max_seq_len: int
+    num_sequences: int | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def build_input_batch(
 
 def without_padding(rows: torch.Tensor, batch: InputBatch) -> torch.Tensor:
     """Returns those of `rows`, logits or hidden states, that are the step's own."""
-    num_rows = len(batch.num_wanted)
+    num_rows = len(batch.wanted_slots)
     return rows if batch.shape is None or len(rows) == num_rows else rows[:num_rows]
 
 

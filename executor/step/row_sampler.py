@@ -101,7 +101,8 @@ class RowSampler:
         num_drafts = torch.zeros_like(num_tokens)
         if drafter is not None:
             self._propose(drafter, forward, num_tokens, num_drafts)
-        return SampledRows(num_wanted, batch.num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
+        counts = self._transfers.to_host([num_tokens, num_drafts])
+        return SampledRows(num_wanted, batch.num_wanted.copy(), sampled, counts)  # the next step may overwrite it
 
     def _sample(self, forward: ForwardPass, compute_again: Callable[[], Tensor]) -> Sampled:
         """Returns the tokens of all wanted positions, which the table then has."""

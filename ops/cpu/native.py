@@ -37,6 +37,7 @@ from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.latent import Selection
 from quire.ops.linear import LinearWeight, LowRankWeights
 from quire.ops.quantized import QuantizedWeight
+from quire.ops.recording import RecordingRules
 from quire.ops.routing import ExpertRouter
 from quire.ops.stored import StoredWeight
 
@@ -54,6 +55,8 @@ _WORTH_TEAM_SECONDS = 10e-6
 
 
 class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
+    recording_rules = RecordingRules(takes_drafts=True)
+
     def __init__(
         self,
         kernels: Kernels,

@@ -100,6 +100,35 @@ def test_they_are_what_any_step_gets_and_stay_in_place(
         assert places.setdefault(batch.shape, here) == here, "a recording of the shape finds them there"
 
 
+@pytest.mark.parametrize("table", ["cpu"], indirect=True)
+def test_steps_that_check_drafts(table: RequestTable) -> None:
+    inputs, rng = DecodeInputs(table, exactly, takes_drafts=True), random.Random(2)
+    places: dict[StepShape | None, list[int]] = {}
+    for _ in range(60):
+        slots = rng.sample(range(len(LENGTHS)), rng.randint(1, 4))
+        lens = [rng.randint(1, min(3, LENGTHS[slot])) for slot in slots]
+        computed = [LENGTHS[slot] - count for slot, count in zip(slots, lens, strict=True)]
+        plan = StepPlan(1, [], [], slots, computed, lens, lens, [])
+        batch, expected = inputs.build(plan), build_input_batch(plan, table)
+        assert batch is not None
+        checks_drafts = sum(lens) > len(slots)
+        assert batch.shape == exactly(sum(lens), 0)._replace(num_sequences=len(slots) if checks_drafts else None)
+        assert (batch.rows is None) == checks_drafts, "a state has one row a sequence"
+        for name in ("token_ids", "positions", "query_lens", "seq_lens", "num_wanted", "wanted_tokens"):
+            assert getattr(batch, name).tolist() == getattr(expected, name).tolist(), name
+        assert batch.wanted_slots.tolist() == expected.wanted_slots.tolist()
+        assert batch.wanted_positions.tolist() == expected.wanted_positions.tolist()
+        for pages, own in zip(batch.pages, expected.pages, strict=True):
+            assert pages.slot_mapping.tolist() == own.slot_mapping.tolist()
+            for row, seq_len in enumerate(expected.seq_lens):
+                num_pages = -(-seq_len // BLOCK_SIZE)
+                assert pages.block_tables[row, :num_pages].tolist() == own.block_tables[row, :num_pages].tolist()
+        arrays = [batch.query_lens, batch.seq_lens, *(pages.block_tables for pages in batch.pages)]
+        here = [batch.token_ids.data_ptr(), batch.positions.data_ptr(), *(each.ctypes.data for each in arrays)]
+        assert places.setdefault(batch.shape, here) == here, "a recording of the shape finds them there"
+    assert any(shape and shape.num_sequences == 2 for shape in places)
+
+
 def test_padding_is_in_a_page_of_nobody(table: RequestTable) -> None:
     inputs = DecodeInputs(table, padded)
     inputs.build(decode([4, 5, 6, 7, 8, 0, 1, 2]))
@@ -121,6 +150,7 @@ def test_other_steps_have_none(table: RequestTable, monkeypatch: pytest.MonkeyPa
     inputs = DecodeInputs(table, exactly)
     assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 2], [1, 1], [])) is None, "part of a prompt"
     assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 1], [1, 0], [])) is None, "no sample"
+    assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 2], [1, 2], [])) is None, "drafts"
     monkeypatch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 2)
     assert DecodeInputs(table, exactly).build(decode([1, 2])) is not None
     assert DecodeInputs(table, exactly).build(decode([1, 2, 3])) is None, "more rows than there is room for"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.core.config.model import ModelConfig
 from quire.core.wire.protocol import EngineRequest, NewSlot, RequestDelta, StepPlan
 from quire.core.wire.rank import Layout, Rank
 from quire.core.wire.sampling_params import ThinkingMarks
@@ -21,6 +22,7 @@ from quire.executor.step.request_table import RequestTable
 from quire.executor.step.speculator import ForwardPass, ForwardReads, SampledTokens
 from quire.executor.transfers import HostTransfers
 from quire.executor.worker import Worker
+from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.checkpoints import VOCAB_SIZE
 from tests.core.scheduling.fake_worker import start_of
 from tests.executor.step.test_launch import run_late
@@ -47,11 +49,16 @@ class ToldDrafter:
     def __init__(self, outputs: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
         """`outputs` by prompt."""
         self._outputs = outputs
-        self._rng = random.Random(seed)
-        self._wrong = torch.Generator().manual_seed(seed)
+        self._seed = seed
+        self.start_again()
         self._requests: dict[int, NewSlot] = {}
         self.asked: list[NewSlot] = []
         self.num_proposed = 0
+
+    def start_again(self) -> None:
+        """Draws the same numbers again."""
+        self._rng = random.Random(self._seed)
+        self._wrong = torch.Generator().manual_seed(self._seed)
 
     def know(self, outputs: dict[tuple[int, ...], list[int]]) -> None:
         """Adds outputs by prompt."""
@@ -179,6 +186,24 @@ def test_tokens_are_those_without_drafts(
     if "num_pages" in options:
         assert any(delta.num_preemptions for deltas in got.values() for delta in deltas)
     check_same(generate(requests, **options), without)  # on the pages that the prefix cache found
+
+
+def test_steps_that_check_drafts_are_recorded(checkpoint: Callable[..., Path], launched: list[int]) -> None:
+    folder = checkpoint("qwen3")
+    config = engine_config(folder, spec=read_model_spec(folder, ModelConfig(model=str(folder), dtype="bfloat16")))
+    one = request("a", [5, 6, 7], max_tokens=24)
+    without = generate(start_worker(config), [one])
+    drafter = told(without, [one])
+    worker = Worker(config, Rank(), ParallelGroup(), speculator=drafter)
+    ready = worker.load()
+    worker.allocate(ready.num_pages, ready.max_model_len)
+    for _ in range(4):
+        drafter.start_again()  # the same numbers of drafts
+        launched.clear()
+        got = generate(worker, [one], depth=1, enable_prefix_caching=False, kv_groups=ready.kv_groups)
+        check_same(got, without)
+    assert any(len(delta.token_ids) > 2 for delta in got["a"])
+    assert len(launched) == len(got["a"]) - 1, "all but the prompt's"
 
 
 def test_a_device_that_is_late_changes_nothing(folder: Path, without: dict[str, list[RequestDelta]]) -> None:
