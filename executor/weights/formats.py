@@ -54,7 +54,7 @@ def open_weights(
 def _names(files: WeightFiles, spec: ModelSpec) -> Names:
     if files.is_gguf:
         [table] = files.paths
-        return GgufNames(read_gguf_table(table).architecture, spec.num_layers, spec.head_dim)
+        return GgufNames.of(spec, read_gguf_table(table).architecture)
     return MistralNames(spec.head_dim) if files.has_mistral_names else HubNames()
 
 

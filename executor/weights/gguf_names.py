@@ -5,6 +5,7 @@ from collections.abc import Container
 
 from torch import Tensor
 
+from quire.core.config.resolved import ModelSpec
 from quire.executor.weights.names import halves_apart
 
 _MEMBER_OF_STACK = re.compile(r"(.*\.(?:experts|altup_(?:unembed_)?projections))\.(\d+)(\..*)")
@@ -49,6 +50,12 @@ _ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qw
 
 class GgufNames:
     """Maps names by the table of llama.cpp's own converter, in the `gguf` package."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, architecture: str) -> "GgufNames":
+        """Returns the names in a file with the model of `spec`, with those of layers that predict further tokens."""
+        num_layers = spec.num_layers + (spec.hf_config.get("num_nextn_predict_layers") or 0)
+        return cls(architecture, num_layers, spec.head_dim)
 
     def __init__(self, architecture: str, num_layers: int, head_dim: int) -> None:
         import gguf  # optional, and only such files need it

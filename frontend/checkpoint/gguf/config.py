@@ -43,6 +43,8 @@ def make_config(fields: Fields) -> Config:
         ConfigError: metadata that lack a number, or an arrangement that is not read.
     """
     own = ARCHITECTURES[fields.architecture](fields)
+    if fields.has_any("nextn.eh_proj.weight"):
+        own["num_nextn_predict_layers"] = fields.need("nextn_predict_layers")
     return {**{name: find(fields) for name, find in _COMMON.items() if name not in own}, **own}
 
 

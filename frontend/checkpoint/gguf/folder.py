@@ -27,7 +27,7 @@ from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, mak
 
 logger = get_logger(__name__)
 
-_VERSION = 7
+_VERSION = 8
 """Of the folders' content; a new one makes them anew."""
 _VALUES = "values.bin"
 """Float32 numbers that models have as tensors, and files as metadata; then zeros, for biases that files leave out."""

@@ -9,7 +9,7 @@ SIGMOID = 2
 
 
 def glm4_moe(fields: Fields) -> Config:
-    """DeepSeek V3's experts with grouped-query attention; layers that predict further tokens are left out."""
+    """DeepSeek V3's experts with grouped-query attention; layers that predict further tokens are no part of these."""
     if fields.get("expert_gating_func", SIGMOID) != SIGMOID:
         raise ConfigError(f"{fields.path}: a router of {fields.architecture} without sigmoids is not supported.")
     size = fields.need("expert_feed_forward_length")

@@ -44,7 +44,7 @@ class Gguf:
         if spec.implementation == "transformers":
             raise ModelLoadError(f"{spec.name}: GGUF files need --model-impl auto: drop --model-impl transformers.")
         table = read_gguf_table(Path(spec.path) / FILE_NAME)
-        names = GgufNames(table.architecture, spec.num_layers, spec.head_dim)
+        names = GgufNames.of(spec, table.architecture)
         return cls(table, names, getattr(torch, spec.dtype))
 
     def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:

@@ -1,5 +1,6 @@
 """Multi-token prediction: drafts equal those of whole sequences in Transformers' layers, and change no token."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
+from quire.frontend.checkpoint.gguf import make_folder, parts_of
 from tests.executor.models.test_hybrid_models import DELTA, NEMOTRON, save_hybrid
 from tests.executor.step.drafting.head_references import (
     HIDDEN,
@@ -33,6 +35,7 @@ from tests.executor.step.drafting.head_references import (
 from tests.executor.step.test_drafts import check_same, requests_of_all_kinds
 from tests.executor.step.test_model_runner import engine_config, prompt_of, request
 from tests.executor.thread_group import on_every_rank
+from tests.gguf_files import make_gguf
 
 torch.set_num_threads(1)
 
@@ -211,6 +214,43 @@ def test_the_memory_plan_counts_the_module(deepseek: Path) -> None:
     assert both.weights_bytes - alone.weights_bytes == pytest.approx(module, rel=0.1)
     assert [layer for group in both.kv_groups for layer in group.layers] == [0, 1, 2]
     assert both.kv_cache_bytes / both.num_pages == pytest.approx(1.5 * alone.kv_cache_bytes / alone.num_pages)
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_the_module_of_a_gguf_file_is_the_same(
+    has_head: bool,
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file of GLM 4.5, whose last block is the module, with a head of its own or without."""
+    sizes = {"moe_intermediate_size": 32, "use_qk_norm": True, "first_k_dense_replace": 1}
+    folder = tmp_path / "checkpoint"
+    split_module(
+        checkpoint("glm4_moe", num_hidden_layers=3, norm_topk_prob=True, n_group=1, topk_group=1, **sizes),
+        folder,
+        DEEPSEEK,
+        num_nextn_predict_layers=1,
+    )
+    if has_head:
+        tensors = load_file(folder / "model.safetensors")
+        head = torch.randn(tensors["lm_head.weight"].shape, generator=torch.Generator().manual_seed(2)) * 0.3
+        save_file(tensors | {f"{_PLACE}.shared_head.head.weight": head}, folder / "model.safetensors")
+    shutil.copytree(folder, tmp_path / "whole")
+    config = json.loads((folder / "config.json").read_bytes())
+    (tmp_path / "whole" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    metadata = {
+        "expert_shared_count": 1, "leading_dense_block_count": 1, "rope.dimension_count": 8,
+        "expert_weights_scale": config.get("routed_scaling_factor", 1.0), "nextn_predict_layers": 1,
+    }  # fmt: skip
+    make_gguf(tmp_path / "whole", tmp_path / "model.gguf", "glm4moe", metadata=metadata)
+    requests = some_requests()
+    with watched(monkeypatch) as expected:
+        serve(with_heads(folder, "mtp"))(requests, depth=1)
+    with watched(monkeypatch) as drafted:
+        serve(with_heads(make_folder(parts_of(tmp_path / "model.gguf")), "mtp"))(requests, depth=1)
+    assert len(drafted) > 20
+    assert drafted == expected
 
 
 def test_a_checkpoint_without_a_module_is_refused(checkpoint: Callable[..., Path]) -> None:
