@@ -35,6 +35,7 @@ from quire.frontend.http.body_budget import BodyCharge
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.keys.caller import current_caller
+from quire.frontend.outputs import RequestOutput
 
 GOING_AWAY, TOO_BIG, TRY_LATER = 1001, 1009, 1013
 """Codes of a websocket's end (RFC 6455, 7.4)."""
@@ -53,6 +54,14 @@ class _Utterance:
         self.language: str | None = None
         self.text = JoinedText()
         self.num_prompt_tokens = self.num_tokens = 0
+
+    def add(self, output: RequestOutput) -> str:
+        """What an output brings to show."""
+        best = output.outputs[0]
+        self.num_tokens += len(best.token_ids)
+        if best.finish_reason is not None:
+            self.num_prompt_tokens += output.num_prompt_tokens
+        return self.text.add(best.text)
 
     def done(self) -> TranscriptionDone:
         """The event of its end."""
@@ -221,16 +230,13 @@ class RealtimeSession:
         written, request = self._written, self._request
         if request.language is None and written.language is not None:
             request = msgspec.structs.replace(request, language=written.language)
-        async with self._speech.open_clip(request, as_wav(clip)) as opened:
-            written.language = opened.language
-            written.text.begin_clip(opened.separator)
-            async for output in opened.outputs:
-                best = output.outputs[0]
-                written.num_tokens += len(best.token_ids)
-                if best.finish_reason is not None:
-                    written.num_prompt_tokens += output.num_prompt_tokens
-                if delta := written.text.add(best.text):
-                    await self._send(TranscriptionDelta(delta))
+        async with self._speech.open_sound(request, as_wav(clip)) as sound:
+            written.language = sound.language
+            async for outputs in sound.clips:
+                written.text.begin_clip(sound.separator)
+                async for output in outputs:
+                    if delta := written.add(output):
+                        await self._send(TranscriptionDelta(delta))
 
     async def _until_gone(self) -> Any:
         """Receives, as ASGI does, that the client is gone."""

@@ -41,11 +41,11 @@ from quire.frontend.requests.deadline import current_deadline
 from quire.frontend.requests.merging import OutputStream
 
 CLIPS_AT_ONCE = 8
+"""Clips of one sound that the engine has at once, so that a long sound leaves room for other requests."""
 _FEWEST_BYTES = 750
 """Of a file a second of sound: 6 kbit/s, the least that codecs of speech have."""
 _BYTES_A_SECOND = 64_000
 """Of float32 samples at 16 kHz, as most models hear."""
-"""Clips of one sound that the engine has at once, so that a long sound leaves room for other requests."""
 
 _WITHOUT_SPACES = {"ja", "zh", "yue", "th", "lo", "my"}
 """Languages whose words have no spaces between them, and so neither their clips."""
@@ -64,10 +64,16 @@ class _Opened(NamedTuple):
         return "" if self.sound.language in _WITHOUT_SPACES else " "
 
 
-class OpenClip(NamedTuple):
-    """A clip whose text is being written: its outputs, its language, and what goes before its text after another's."""
+class OpenSound(NamedTuple):
+    """A sound whose text is being written.
 
-    outputs: OutputStream
+    Attributes:
+        clips: the outputs of clip after clip; each is to be read to its end.
+        language: of the text; None: unknown.
+        separator: goes between the texts of clips.
+    """
+
+    clips: AsyncIterator[OutputStream]
     language: str | None
     separator: str
 
@@ -120,16 +126,22 @@ class SpeechToText:
         SamplingParams(**self._sampling_fields(request))
 
     @asynccontextmanager
-    async def open_clip(self, request: SpeechRequest, data: bytes) -> AsyncIterator[OpenClip]:
-        """The outputs of a file that holds one clip; leaving aborts it in the engine. Errors as for `complete`."""
+    async def open_sound(self, request: SpeechRequest, data: bytes) -> AsyncIterator[OpenSound]:
+        """The outputs of a file; leaving aborts it in the engine. Errors as for `complete`."""
         speech = self._check(request)
         async with self._room.place(_most_bytes(data)) as place:
             opened = await self._open(request, data, ClientHeaders(), speech)
             place.settle(opened.sound.num_bytes)
-            [clip] = opened.sound.clips
-            stream = await ClipWriter(self._engine, opened.tokens).open(clip, opened.clip, 0)
+            async with aclosing(self._streams(opened)) as clips:
+                yield OpenSound(clips, opened.sound.language, opened.separator)
+
+    async def _streams(self, opened: _Opened) -> AsyncGenerator[OutputStream, None]:
+        """The outputs of one clip after another."""
+        writer = ClipWriter(self._engine, opened.tokens)
+        for number, clip in enumerate(opened.sound.clips):
+            stream = await writer.open(clip, opened.clip, number)
             try:
-                yield OpenClip(stream, opened.sound.language, opened.separator)
+                yield stream
             finally:
                 stream.close()
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import soundfile
 
 from tests.audio_checkpoints import RATE, make_sound, write_checkpoint
+from tests.commands import quire
 from tests.servers import ServerProcess
 
 SOUND = make_sound(1.2)
@@ -120,3 +122,45 @@ def test_a_file_is_transcribed_by_instruction(server: ServerProcess, client: ope
             timeout=60,
         )  # fmt: skip
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_sounds_are_transcribed_while_they_come(client: openai.OpenAI, server: ServerProcess) -> None:
+    """A model that hears 3 s at once: the text is that of the file."""
+    pytest.importorskip("websockets")
+    from websockets.sync.client import connect
+
+    sound, fields = make_sound(5.0), {"language": "en", "temperature": 0, "max_completion_tokens": 4}
+    samples = (sound * 32767).astype("<i2")
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV", subtype="PCM_16")
+    stream = client.audio.transcriptions.create(
+        file=("a.wav", file.getvalue()), model="ears", stream=True, language="en", temperature=0,
+        extra_body={"max_completion_tokens": 4},
+    )  # fmt: skip
+    *_, whole = stream
+    assert whole.type == "transcript.text.done"
+    with connect(f"ws://127.0.0.1:{server.port}/v1/realtime", proxy=None) as socket:
+        for event in (
+            {"type": "session.update", "model": "ears", **fields},
+            {"type": "input_audio_buffer.append", "audio": base64.b64encode(samples.tobytes()).decode()},
+            {"type": "input_audio_buffer.commit", "final": True},
+        ):
+            socket.send(json.dumps(event))
+        while (event := json.loads(socket.recv(timeout=60)))["type"] != "transcription.done":
+            assert event["type"] in ("session.created", "transcription.delta"), event
+    assert event["text"] == whole.text
+
+
+def test_a_load_of_sounds_in_messages_is_measured(server: ServerProcess, media: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"audio": str(media / "a.wav"), "text": "one two", "prompt": "What is said?"}))
+    done = quire(
+        "bench", "serve", "--base-url", server.base_url, "--backend", "openai-chat", "--dataset-name", "custom_audio",
+        "--dataset-path", str(lines), "--num-prompts", "2", "--custom-output-len", "4", "--ignore-eos",
+        "--disable-tqdm", "--output-json", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "out").read_text())
+    assert (figures["completed"], figures["total_output_tokens"]) == (2, 8)
+    assert figures["total_input_tokens"] > 2 * 10, "the server's count, with that of the sound"
+    assert figures["rtfx"] > 0
