@@ -223,8 +223,6 @@ class LayerAdapters:
         self.is_used = True
         if (weight.factor is not None or weight.shift is not None) and self._weights.factors is None:
             self._add_factors()
-            assert self._weights.factors is not None
-            self._weights.factors.fill_(1)
         a, b, sizes, ranks, factors, shifts = self._weights
         rank, start, size = len(weight.a), sum(sizes[: weight.number]), weight.b.shape[1]
         first = weight.number * self._place.limits.max_rank
@@ -254,9 +252,10 @@ class LayerAdapters:
             self._inputs.factors[adapter] = 1
 
     def _add_factors(self) -> None:
+        """Makes room for factors and shifts that change nothing, as a step with other adapters may be running."""
         shape = len(self._weights.a), sum(self._weights.sizes)
         factors, shifts = (self._place.zeros(*shape, dtype=torch.float32) for _ in range(2))
-        self._weights = self._weights._replace(factors=factors, shifts=shifts)
+        self._weights = self._weights._replace(factors=factors.fill_(1), shifts=shifts)
 
     def _factors_of_inputs(self) -> LowRankWeights:
         """Makes room for factors of inputs: those of the outputs of a layer that changes nothing else."""

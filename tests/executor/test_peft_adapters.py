@@ -295,6 +295,18 @@ def test_a_slot_holds_what_was_loaded_last(folder_of: Callable[[str], Path], tmp
         torch.testing.assert_close(Scorer(worker).score(prompt), wanted, atol=1e-4, rtol=0)
 
 
+def test_room_for_factors_changes_nothing(folder_of: Callable[[str], Path]) -> None:
+    """The first adapter with factors makes it, while steps with others may be running."""
+    place = start(folder_of("qwen3")).adapters
+    assert place is not None
+    layer = place.layers[0]
+    layer._add_factors()
+    assert layer._weights.factors is not None
+    assert layer._weights.shifts is not None
+    assert layer._weights.factors.eq(1).all()
+    assert not layer._weights.shifts.any()
+
+
 def test_files_that_do_not_come_are_given_up_and_write_to_no_slot_later(
     folder_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

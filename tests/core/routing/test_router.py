@@ -37,6 +37,14 @@ def test_a_block_stands_for_all_before_it_and_for_what_else_differs() -> None:
     assert not set(prompt_blocks(TOKENS[:640], "salt")) & set(whole)
 
 
+def test_blocks_before_an_adapter_begins_are_the_base_models() -> None:
+    whole, late = prompt_blocks(TOKENS[:640]), prompt_blocks(TOKENS[:640], adapter=b"digest", adapter_start=200)
+    assert late[:3] == whole[:3]
+    assert not set(late[3:]) & set(whole)
+    assert late != prompt_blocks(TOKENS[:640], adapter=b"other", adapter_start=200)
+    assert not set(prompt_blocks(TOKENS[:640], adapter=b"digest")) & {*whole, *late}
+
+
 def test_processes_with_one_key_of_hashes_give_the_same_names() -> None:
     program = (
         "from quire.core.routing.prompt_blocks import prompt_blocks\n"
