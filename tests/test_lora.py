@@ -169,6 +169,28 @@ def test_an_activated_adapter_finds_the_base_models_pages(model: Path, tmp_path:
         assert ask(shared, adapter).outputs[0].token_ids == greedy(base, shared, NUM_TOKENS), "nothing invokes it"
 
 
+def test_stages_have_new_rows_of_an_embedding_and_of_the_head_that_shares_it(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    model, prompt = checkpoint("qwen3", tie=True), prompt_of(0)
+    base = load(model)
+    tokens = [*prompt[:2], *greedy(base, prompt, 2)]  # of the prompt, and some that are likely
+    changed = trained(
+        model, tmp_path, target_modules=["q_proj"], r=4, trainable_token_indices=list(dict.fromkeys(tokens))
+    )
+    token_ids = list(prompt)
+    for _ in range(NUM_TOKENS):
+        with torch.inference_mode():
+            token_ids.append(int(changed(torch.tensor([token_ids])).logits[0, -1].argmax()))
+    with LLM(str(model), **(OPTIONS | {"max_lora_rank": 8}), pipeline_parallel_size=2) as llm:
+        choices = [None, LoRARequest("tokens", 1, str(tmp_path))]
+        outputs = llm.generate([{"prompt_token_ids": prompt}] * 2, PARAMS, use_tqdm=False, lora_request=choices)
+    assert [each.outputs[0].token_ids for each in outputs] == [
+        greedy(base, prompt, NUM_TOKENS), token_ids[len(prompt) :],
+    ]  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------------------------- HTTP
 
 

@@ -51,11 +51,12 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
                 weights[name] = weight
         left_over += [key for kind, key in tensors.keys.items() if kind not in taken]
     for base in (base for layer in place.layers for base in layer.bases):
-        name, module = base.part.name, None
-        if base.shares is not None and name not in replaced:
-            module = _only_name(plain_name(base.shares), checkpoint.modules)
-        if module is not None:  # perhaps of an embedding in another stage
-            tensors, most = checkpoint.modules[module], place.limits.max_rank
+        name = base.part.name
+        if base.shares is None or name in replaced:
+            continue
+        table = _only_name(plain_name(base.shares), checkpoint.modules)
+        if table is not None:  # perhaps of an embedding in another stage
+            tensors, most = checkpoint.modules[table], place.limits.max_rank
             changed = tied_weight(weights.get(name), tensors, base, checkpoint.config, most)
             if changed is not None:
                 weights[name] = changed

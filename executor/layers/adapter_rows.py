@@ -16,12 +16,12 @@ class NewRows(NamedTuple):
     """Rows that replace those of a weight.
 
     Attributes:
-        index: [num_rows] int64.
+        numbers: [num_rows] int64.
         rows: [num_rows, size].
         key: the tensor's name in the adapter.
     """
 
-    index: Tensor
+    numbers: Tensor
     rows: Tensor
     key: str
 
@@ -47,8 +47,8 @@ def new_rows(tensors: ModuleTensors, base: BaseLayer) -> NewRows | None:
             f"{key} is {list(rows.shape)}, and the served model's weight is {list(own.shape)}. Rows of another number "
             "of tokens cannot be served beside others; merge the adapter into its base model."
         )
-    [index] = (rows.to(own.dtype) != own).any(1).nonzero(as_tuple=True)
-    return NewRows(index, rows[index], key)
+    [numbers] = (rows.to(own.dtype) != own).any(1).nonzero(as_tuple=True)
+    return NewRows(numbers, rows[numbers], key)
 
 
 def with_rows(weight: AdapterWeight | None, new: NewRows, base: BaseLayer, most: int) -> AdapterWeight | None:
@@ -60,19 +60,19 @@ def with_rows(weight: AdapterWeight | None, new: NewRows, base: BaseLayer, most:
     Raises:
         ModelLoadError: the rows are too many, or no rows of the layer.
     """
-    if not len(new.index):
+    if not len(new.numbers):
         return weight
     own, num_others = _rows_of(base), 0 if weight is None else len(weight.a)
-    if len(new.index) + num_others > most:
+    if len(new.numbers) + num_others > most:
         raise ModelLoadError(
-            f"{new.key} replaces {len(new.index)} rows of {base.part.name}. Tokens with other adapters share its "
+            f"{new.key} replaces {len(new.numbers)} rows of {base.part.name}. Tokens with other adapters share its "
             f"product, so each new row takes a rank, and --max-lora-rank is {most}. Raise it, or merge the adapter "
             "into its base model."
         )
-    if int(new.index.max()) >= len(own) or new.rows.shape[1] != own.shape[1]:
+    if int(new.numbers.max()) >= len(own) or new.rows.shape[1] != own.shape[1]:
         raise ModelLoadError(f"{new.key} is {list(new.rows.shape)}; the weight has {len(own)} rows of {own.shape[1]}.")
-    changes = new.rows.float() - own[new.index].float()
-    places = F.one_hot(new.index, len(own)).float()
+    changes = new.rows.float() - own[new.numbers].float()
+    places = F.one_hot(new.numbers, len(own)).float()
     a, b = (places, changes.T) if base.is_table else (changes, places.T)
     if weight is None:
         return AdapterWeight(a, b)
