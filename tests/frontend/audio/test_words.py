@@ -1,7 +1,9 @@
 """Times of words: those of Transformers on the same tiny Whisper."""
 
 import asyncio
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.media.sounds.clips import clip_starts
 from tests.servers import ServerProcess
+from tests.test_resilience import kill_engine
 from tests.tiny_whisper import END, FIRST_STAMP, RATE, as_read, reference_times, sound, tokenizer, wav, write_whisper
 
 NUM_TOKENS = 14
@@ -145,6 +148,19 @@ def test_words_alone_and_of_several_clips(server: ServerProcess, reference: PreT
         expected += expected_words(reference, read[start:end], "en", start / RATE)
     assert len(starts) > 5
     assert [(each["word"], each["start"], each["end"]) for each in answer["words"]] == expected
+
+
+def test_times_outlast_a_crash(server: ServerProcess) -> None:
+    """Of a sound with many clips, whose texts are written and aligned side by side."""
+    samples = sound(7, 20.0)
+    fields: dict[str, Any] = {"language": "en", "timestamp_granularities[]": "word", "max_completion_tokens": "40"}
+    undisturbed = transcribed(server, samples, **fields).json()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(transcribed, server, samples, **fields)
+        time.sleep(0.3)
+        kill_engine(server)
+        assert answer.result().json() == undisturbed
+    assert undisturbed["words"]
 
 
 @pytest.mark.parametrize("heads", [None, [[0, 1], [2, 0]]], ids=["none", "of another model"])
