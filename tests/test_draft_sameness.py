@@ -1,5 +1,6 @@
 """A request's tokens are those that it has without drafts, whatever makes the drafts and however the engine runs."""
 
+import importlib.resources
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_same_tokens_with_lookups(model: str, expected: list[list[int]], method:
     assert drafts > 0
     if method == "suffix":
         assert accepted > 200
+
+
+def test_same_tokens_with_a_draft_model_of_another_vocabulary(model: str, expected: list[list[int]]) -> None:
+    demo = str(importlib.resources.files("quire") / "demo_model")
+    speculation = {"model": demo, "use_heterogeneous_vocab": True, **ALWAYS}
+    with LLM(model, speculative_config=speculation, **BASE_OPTIONS) as llm:
+        outputs = llm.generate(prompts(), params(), use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert count(llm, "draft_tokens").value > 100
 
 
 SCHEMA = {

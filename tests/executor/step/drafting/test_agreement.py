@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -103,3 +104,18 @@ def test_drafts_are_drawn_with_the_numbers_of_the_target(
         bound = torch.minimum(target, draft).sum(1).mean().item()
         assert share == pytest.approx(overlap(target, draft), abs=0.05), (share, bound)
         assert share > 1.15 * max(likeliest, independent)
+
+
+def test_greedy_drafts_are_the_likeliest_tokens(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    config, draft_logits = draft_model(checkpoint("llama"), tmp_path)
+    assert config.speculation is not None
+    generate = serve(replace(config, speculation=replace(config.speculation, draft_sampling="greedy")))
+    prompts = [prompt_of(number, 2 + number % 9) for number in range(50)]
+    requests = [
+        request(f"r{number}", prompt, temperature=1.0, seed=number, max_tokens=3, ignore_eos=True)
+        for number, prompt in enumerate(prompts)
+    ]
+    for answer in generate(requests, depth=1).values():
+        tokens = [token for delta in answer for token in delta.token_ids]
+        likeliest = int(draft_logits(torch.tensor([0]), torch.tensor(tokens[:1])).argmax())
+        assert (len(answer[1].token_ids) == 2) == (tokens[1] == likeliest)
