@@ -26,6 +26,7 @@ NUMBERS = {
     "LORA_LOAD_TIMEOUT_S": Number(120.0),
     "LOST_WEIGHTS_TIMEOUT_S": Number(60.0, may_be_zero=True),  # 0: three starts, however soon they fail
     "AUDIO_FETCH_TIMEOUT": Number(10.0),
+    "VIDEO_FETCH_TIMEOUT": Number(30.0),
     "MAX_AUDIO_CLIP_FILESIZE_MB": Number(25.0),
     "MAX_AUDIO_DECODE_DURATION_S": Number(7200.0),
     "MAX_IMAGE_PIXELS": Number(178_956_970.0, may_be_zero=True),  # 0: no limit; twice what Pillow warns of

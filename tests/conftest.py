@@ -17,6 +17,11 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 import torch
 
+from quire.frontend.media.torchvision_parts import install
+
+# Transformers looks for torchvision when it is imported, and as often finds what helper processes find.
+install()
+
 # Without an accelerator, kernels run in Triton's interpreter. It is chosen when Triton is imported, for the functions
 # of its language as well, and Transformers imports it.
 if not torch.cuda.is_available():

@@ -1,9 +1,12 @@
-"""Tiny random checkpoints of models that read images, with their processors' files as on the hub, and images."""
+"""Tiny random checkpoints of models that read images, with their processors' files as on the hub; images and videos."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import torch
 import transformers
 from PIL import Image
@@ -25,6 +28,12 @@ _QWEN_TOKENS = {
     "vision_end_token": "<|vision_end|>",
 }  # fmt: skip
 _QWEN_SIZES = {"size": {"shortest_edge": 56 * 28, "longest_edge": 112 * 112}, **_MEAN}
+_QWEN_VIDEOS = {"video_processor_type": "Qwen2VLVideoProcessor", **_QWEN_SIZES}
+_QWEN3_VIDEOS = {
+    "video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16,
+    "size": {"shortest_edge": 64 * 32, "longest_edge": 8 * 128 * 128}, **_MEAN,
+}  # fmt: skip
+_QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 _SIGLIP = {**_VISION, "image_size": 32, "patch_size": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
@@ -56,6 +65,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "image": {"image_processor_type": "Qwen2VLImageProcessor", **_QWEN_SIZES},
         "processor": {"processor_class": "Qwen2VLProcessor"},
         "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": _QWEN_VIDEOS,
+        "video_placeholder": _QWEN_VIDEO,
     },
     "qwen2_5_vl": {
         "tokens": _QWEN_TOKENS,
@@ -69,6 +80,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "image": {"image_processor_type": "Qwen2VLImageProcessor", **_QWEN_SIZES},
         "processor": {"processor_class": "Qwen2_5_VLProcessor"},
         "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": _QWEN_VIDEOS,
+        "video_placeholder": _QWEN_VIDEO,
     },
     "qwen3_vl": {
         "tokens": _QWEN_TOKENS,
@@ -85,6 +98,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "processor": {"processor_class": "Qwen3VLProcessor"},
         "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": _QWEN3_VIDEOS,
+        "video_placeholder": _QWEN_VIDEO,
     },
     "qwen3_5": {
         "tokens": _QWEN_TOKENS,
@@ -107,6 +122,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "processor": {"processor_class": "Qwen3VLProcessor"},
         "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": _QWEN3_VIDEOS,
+        "video_placeholder": _QWEN_VIDEO,
+    },
+    "llava_onevision": {
+        "tokens": {"image_token": "<image>", "video_token": "<video>"},
+        "config": {
+            "text_config": {"model_type": "qwen2"},
+            "vision_config": {"model_type": "siglip_vision_model", **_SIGLIP},
+            "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]],
+        },
+        "image": {
+            "image_processor_type": "LlavaOnevisionImageProcessor", "size": {"height": 32, "width": 32},
+            "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]], **_MEAN,
+        },
+        "processor": {
+            "processor_class": "LlavaOnevisionProcessor", "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full", "patch_size": 8,
+        },
+        "placeholder": "<image>",
+        "video": {
+            "video_processor_type": "LlavaOnevisionVideoProcessor", "size": {"height": 32, "width": 32}, **_MEAN,
+        },
+        "video_placeholder": "<video>",
     },
     "gemma3": {
         "tokens": {
@@ -189,6 +227,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 PARTS_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}PLACEHOLDER"
+    "{% elif part['type'] == 'video' %}VIDEO"
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -221,6 +260,8 @@ def write_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({**facts["image"], **facts["processor"]}))
+    if "video" in facts:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps({**facts["video"], **facts["processor"]}))
     (folder / "processor_config.json").write_text(json.dumps(facts["processor"]))
     return folder
 
@@ -232,7 +273,9 @@ def _tokenizer(facts: dict[str, Any]) -> PreTrainedTokenizerFast:
         tokenizer_object=plain.backend_tokenizer,
         eos_token=plain.eos_token,
         pad_token=plain.pad_token,
-        chat_template=PARTS_TEMPLATE.replace("PLACEHOLDER", facts["placeholder"]),
+        chat_template=PARTS_TEMPLATE.replace("PLACEHOLDER", facts["placeholder"]).replace(
+            "VIDEO", facts.get("video_placeholder", "")
+        ),
         model_max_length=2048,
         clean_up_tokenization_spaces=False,
         extra_special_tokens=facts["tokens"],
@@ -244,3 +287,23 @@ def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     generator = torch.Generator().manual_seed(seed)
     small = torch.randint(0, 256, (4, 5, 3), generator=generator, dtype=torch.uint8)
     return Image.fromarray(small.numpy(), "RGB").resize((width, height), Image.Resampling.BICUBIC)
+
+
+def make_frames(count: int, width: int, height: int, seed: int = 0) -> np.ndarray:
+    """Frames of colours that change smoothly, [count, height, width, 3] uint8."""
+    first, last = (np.asarray(make_image(width, height, seed + each), np.float32) for each in (0, 1))
+    shares = np.linspace(0, 1, count)[:, None, None, None]
+    return (first + (last - first) * shares).round().astype(np.uint8)
+
+
+def encode_video(frames: np.ndarray, form: str = "mp4", codec: str = "mpeg4", rate: int = 8, **options: str) -> bytes:
+    """A video file of frames."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=form) as container:
+        stream: Any = container.add_stream(codec, rate=rate, options=options)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+    return buffer.getvalue()

@@ -13,6 +13,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from quire import LLM, AsyncLLM, SamplingParams
+from quire.core.errors import ParameterError
 from quire.frontend.media.images.reader import ImageReader
 from tests.image_checkpoints import FAMILIES, make_image, write_checkpoint
 
@@ -29,11 +30,28 @@ class Reference:
     """The library's processor and model of a checkpoint."""
 
     def __init__(self, folder: Path, family: str) -> None:
+        self._family = family
         self._reader = ImageReader(str(folder))
         self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
     def inputs(self, text: str, images: Sequence[Image.Image]) -> Any:
         return self._reader.processor(images=list(images) or None, text=[text], return_tensors="pt")
+
+    @torch.inference_mode()
+    def rows(self, image: Image.Image) -> Any:
+        """What the tower makes of an image, as programs give it."""
+        inputs = self.inputs(FAMILIES[self._family]["placeholder"], [image])
+        names = ("pixel_values", "image_grid_thw", "image_sizes")
+        made = self._model.model.get_image_features(**{name: inputs[name] for name in names if name in inputs})
+        parts = made.pooler_output
+        while isinstance(parts, list | tuple):
+            [parts] = parts
+        rows = parts.flatten(0, -2)
+        if "image_grid_thw" not in inputs:
+            return rows
+        features = getattr(made, "deepstack_features", None) or []
+        deep = [each if isinstance(each, torch.Tensor) else torch.cat(list(each)) for each in features]
+        return {"image_embeds": torch.cat([rows, *deep], dim=1), "image_grid_thw": inputs["image_grid_thw"][0]}
 
     @torch.inference_mode()
     def logprobs(self, text: str, images: Sequence[Image.Image], output: Sequence[int] = ()) -> tuple[list[int], Any]:
@@ -184,3 +202,24 @@ def test_streams_with_images_go_on_after_a_crash(tmp_path: Path) -> None:
     for (text, images), output in zip(cases, asyncio.run(run()), strict=True):
         assert len(output.outputs[0].token_ids) == 40
         check(reference, text, images, output)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_rows_of_a_tower_stand_for_their_image(family: str, tmp_path: Path) -> None:
+    """Rows that Transformers' tower makes, of the first layers as well, give the log-probabilities of the image."""
+    folder = write_checkpoint(tmp_path / family, family)
+    reference = Reference(folder, family)
+    text = prompt_of(family, "The first: ", " and then ", " which is more.")
+    prompts: list[Any] = [{"prompt": text, "multi_modal_data": {"image": IMAGES[:2]}}]
+    given = [reference.rows(image) for image in IMAGES[:2]]
+    prompts.append({"prompt": text, "multi_modal_data": {"image": given}})
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 200, "num_gpu_blocks_override": 40}
+    with LLM(str(folder), enable_mm_embeds=True, max_num_batched_tokens=24, **options) as llm:
+        for output in llm.generate(prompts, params, use_tqdm=False):
+            check(reference, text, IMAGES[:2], output)
+        whole = given[0]["image_embeds"] if isinstance(given[0], dict) else given[0]
+        for rows, message in ((whole[:, :-1], "the shape"), (whole * float("nan"), "NaN"), (whole[:0], "the shape")):
+            value = {**given[0], "image_embeds": rows} if isinstance(given[0], dict) else rows
+            with pytest.raises(ParameterError, match=rf"multi_modal_data.image\[0\] .*{message}"):
+                llm.generate({"prompt": text, "multi_modal_data": {"image": [value, value]}}, params, use_tqdm=False)

@@ -9,6 +9,10 @@ from quire.core.wire.prefix_spans import PrefixSpan
 
 Modality = Literal["image", "audio", "video"]
 
+GIVEN_ROWS = "given_rows"
+"""The name of an array [num_rows, hidden] or [num_rows, (1 + num_layers) * hidden] that a tower has made elsewhere: the
+rows, and those that are added to the outputs of the first layers."""
+
 Run = tuple[int, int]
 """The positions of the first of some neighbouring tokens, and of the one after the last."""
 

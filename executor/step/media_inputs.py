@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from quire.core.wire.media import MediaItem, media_end
+from quire.core.wire.media import GIVEN_ROWS, Array, MediaItem, media_end
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.executor.models.base import InputEmbeds, MediaRows, Model, ReadsMedia
 from quire.executor.step.input_batch import InputBatch
@@ -18,14 +18,20 @@ class MediaInputs:
     Args:
         model: with towers.
         max_num_seqs: slots.
+        hidden_size: columns of a row.
+        dtype: of the model, which rows that were made elsewhere are converted to.
 
     Attributes:
         shifts: [max_num_seqs] int64, by slot; what is added to the positions of tokens after a prompt, because images
             take fewer places than tokens.
     """
 
-    def __init__(self, model: ReadsMedia, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self, model: ReadsMedia, max_num_seqs: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._model = model
+        self._hidden_size = hidden_size
+        self._dtype = dtype
         self._device = device
         self._items: dict[int, list[MediaItem]] = {}  # by slot, until all tokens with rows are computed
         self._places: dict[int, np.ndarray] = {}  # by slot, [num_axes, num_prompt_tokens]
@@ -33,10 +39,13 @@ class MediaInputs:
         self.shifts = np.zeros(max_num_seqs, np.int64)
 
     @classmethod
-    def of(cls, model: Model, max_num_seqs: int, device: torch.device) -> "MediaInputs | None":
+    def of(
+        cls, model: Model, max_num_seqs: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> "MediaInputs | None":
         """Builds those of a worker's model; None if it reads text alone."""
-        reads = isinstance(model, ReadsMedia) and model.media is not None
-        return cls(model, max_num_seqs, device) if reads else None  # type: ignore[arg-type]
+        if not isinstance(model, ReadsMedia) or model.media is None:
+            return None
+        return cls(model, max_num_seqs, hidden_size, dtype, device)
 
     def admit(self, request: NewSlot) -> None:
         """Adds the items of a request that enters a slot."""
@@ -47,7 +56,9 @@ class MediaInputs:
         places = self._model.media_positions(request.token_ids[: request.num_prompt_tokens], request.media)
         if places is not None:
             self._places[request.slot] = places.numpy()
-            self.shifts[request.slot] = int(places.max()) + 1 - request.num_prompt_tokens
+            # Outputs follow the last token, as they do in a later prompt that has them in it. The last time of a video
+            # may be greater.
+            self.shifts[request.slot] = int(places[:, -1].max()) + 1 - request.num_prompt_tokens
 
     def release(self, slots: list[int]) -> None:
         """Drops the items of these slots, but not the rows."""
@@ -65,7 +76,14 @@ class MediaInputs:
         for digest in plan.forgotten:
             self._rows.pop(digest, None)
         for item in plan.to_encode:
-            self._rows[item.digest] = self._model.encode_media(item)
+            given = item.arrays.get(GIVEN_ROWS)
+            self._rows[item.digest] = self._model.encode_media(item) if given is None else self._given(given)
+
+    def _given(self, array: Array) -> MediaRows:
+        """Rows that a tower has made elsewhere: of the embeddings, and beside them those of the first layers."""
+        values = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
+        rows, *deep = values.to(self._device, self._dtype).split(self._hidden_size, dim=1)
+        return MediaRows(rows, torch.stack(deep) if deep else None)
 
     def rows(self, plan: StepPlan) -> InputEmbeds | None:
         """Returns rows of the tokens that `plan` computes, if any."""

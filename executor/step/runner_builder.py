@@ -110,9 +110,10 @@ def build_runner(
         is_paused=is_profiled,
         sampler=recorded_sampler,
     )
-    embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
+    dtype = getattr(torch, spec.dtype)
+    embedded = EmbeddedPrompts(spec.hidden_size, dtype, table.device)
     token_types = TokenTypes(table.device)
-    media = MediaInputs.of(model, config.limits.max_num_seqs, table.device)
+    media = MediaInputs.of(model, config.limits.max_num_seqs, spec.hidden_size, dtype, table.device)
     is_cached = bool(table.block_tables or memory.states)
     has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
     decode_inputs = None

@@ -1,19 +1,21 @@
-"""Images and sounds in a conversation: protocols write them as parts, and templates get marks in their places."""
+"""Images, videos and sounds of a conversation: parts in protocols, of which templates get marks in their places."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.core.wire.media import Modality
-from quire.frontend.media.sources import Content, MediaPart, content_of
+from quire.frontend.media.sources import Content, MediaPart, content_of, rows_of
 from quire.frontend.text.content_forms import MEDIA_TYPE
 
 _FIELDS: dict[str, tuple[Modality, str]] = {
     "image_url": ("image", "image_url"),
     "input_image": ("image", "image_url"),
     "image_pil": ("image", "image_pil"),
+    "image_embeds": ("image", "image_embeds"),
     "audio_url": ("audio", "audio_url"),
     "input_audio": ("audio", "input_audio"),
+    "video_url": ("video", "video_url"),
 }
 """Types of parts: the kind of item, and the field that has it."""
 
@@ -40,14 +42,14 @@ def audio_part(data: Any, kind: str, name: str, field: str) -> dict[str, Any]:
 
 
 def refuse_media(messages: Sequence[Any]) -> None:
-    """Raises ParameterError if a message has an image or a sound."""
+    """Raises ParameterError if a message has an image, a video or a sound."""
     for part, where in _media_in(messages):
         kind, at = part[_ORIGIN][:2] if _ORIGIN in part else (part["type"], where)
         raise ParameterError(f"{at} is of type {kind!r}, but this model reads text only.", param=at.partition("[")[0])
 
 
 def take_media(messages: Sequence[Any]) -> tuple[list[Any], list[MediaPart]]:
-    """Returns the messages with marks for images and sounds, and these in order.
+    """Returns the messages with marks for images, videos and sounds, and these in order.
 
     Raises:
         ParameterError: one has no form that is read.
@@ -68,7 +70,7 @@ def take_media(messages: Sequence[Any]) -> tuple[list[Any], list[MediaPart]]:
 
 
 def _media_in(messages: Sequence[Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields parts that are images or sounds, each with its name."""
+    """Yields parts that are images, videos or sounds, each with its name."""
     for number, message in enumerate(messages):
         if _has_parts(message):
             for index, part in enumerate(message["content"]):
@@ -94,6 +96,8 @@ def _read(part: dict[str, Any], where: str) -> MediaPart:
     source: Any = value or None
     if field == "image_pil" and value is not None:
         source = content_of(modality, value, param)
+    elif field == "image_embeds" and source is not None:
+        source = rows_of(value, param)
     elif field == "input_audio" and source is not None:
         source = _data_url(source, param)
     elif isinstance(value, dict):

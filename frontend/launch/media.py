@@ -8,7 +8,7 @@ from quire.core.wire.rank import Layout
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
-_NAMES = {"image": ("image", "vision", "video"), "audio": ("audio",)}
+_NAMES = {"image": ("image", "vision"), "video": ("video",), "audio": ("audio",)}
 """Beginnings of the names that config.json has for what a model reads of a kind."""
 
 

@@ -16,26 +16,36 @@ from quire.frontend.media.errors import MediaError
 from quire.frontend.media.messages import (
     DescribeAudio,
     DescribeImages,
+    DescribeVideo,
     DivideSound,
     MediaQuestion,
     MediaRefused,
     MediaSetup,
     ReadAudio,
     ReadImage,
+    ReadRows,
     ReadSound,
+    ReadVideo,
 )
+from quire.frontend.media.torchvision_parts import install
 
 _SMALL_BYTES = 256 * 2**20
-"""Of a process with few libraries: those that images and sounds of prompts need take more."""
+"""Of a process with few libraries: those that images, videos and sounds of prompts need take more."""
 
 _IMAGES = "quire.frontend.media.images.reader:ImageReader"
+_VIDEOS = "quire.frontend.media.videos.reader:VideoReader"
 _AUDIO = "quire.frontend.media.sounds.items:AudioReader"
+_OF_PROMPTS = (_IMAGES, _VIDEOS, _AUDIO)
+"""Those that read items of prompts, by the library's processors."""
 READERS: dict[type[Struct], str] = {
     ReadSound: "quire.frontend.media.sounds.reader:SoundReader",
     DescribeImages: _IMAGES,
     ReadImage: _IMAGES,
+    ReadRows: _IMAGES,
     DescribeAudio: _AUDIO,
     ReadAudio: _AUDIO,
+    DescribeVideo: _VIDEOS,
+    ReadVideo: _VIDEOS,
     DivideSound: _AUDIO,
 }
 """Import paths by question, because a reader is imported when it is first needed."""
@@ -66,6 +76,8 @@ class Readers:
         """Loads the libraries that the question needs, outside of the limits that apply to its data."""
         path = READERS[type(question)]
         if path not in self._readers:
+            if path in _OF_PROMPTS:
+                install()
             self._readers[path] = pkgutil.resolve_name(path)(self._setup.folder)
             self._own_bytes = max(0, held_bytes() - _SMALL_BYTES)
 

@@ -5,34 +5,29 @@ Only helper processes import this: the library takes seconds to load.
 
 import functools
 import hashlib
-import importlib
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PretrainedConfig
-from transformers.models.auto.processing_auto import (
-    PROCESSOR_MAPPING,
-    PROCESSOR_MAPPING_NAMES,
-    model_type_to_module_name,
-)
-from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoVideoProcessor, PretrainedConfig
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.processing_utils import ProcessorMixin
 
+from quire.core.logging import get_logger
 from quire.core.wire.media import Array, Modality
 from quire.frontend.media.messages import ReadyItem
 
+logger = get_logger(__name__)
+
 _BEFORE, _AFTER = "quirebefore ", " quireafter"
-_TEXT_ARRAYS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "video_metadata")
 _FACT_BYTES = 4096
 _HEARD, _HEARD_LENGTHS = "feature_attention_mask", "audio_feature_lengths"
 _KEYWORDS: Mapping[Modality, str] = {"image": "images", "audio": "audio", "video": "videos"}
 """The names of items in a call of a processor."""
-_TENSORS: Mapping[Modality, str] = {"image": "np", "audio": "pt", "video": "np"}
-"""What a processor shall return. Some of sounds return tensors of torch alone."""
+_TENSORS: Mapping[Modality, str] = {"image": "np", "audio": "pt", "video": "pt"}
+"""What a processor shall return. Some of sounds, and those of videos, make tensors of torch alone."""
 
 
 class _Tokenizer:
@@ -94,7 +89,7 @@ class LibraryProcessor:
         num_rows = int((np.asarray(made["input_ids"]) == mark.token_id).sum())
         if not num_rows:
             raise ValueError("it makes no tokens of an item")
-        values = {name: np.asarray(value) for name, value in made.items() if name not in _TEXT_ARRAYS}
+        values = {name: np.asarray(value) for name, value in made.items() if name not in _OF_TEXT}
         if _HEARD in values:  # what the places of tokens follow from is a small array
             values[_HEARD_LENGTHS] = values[_HEARD].sum(axis=-1, dtype=np.int64)
         return ready_item(modality, seen[len(_BEFORE) : len(seen) - len(_AFTER)], num_rows, values)
@@ -116,11 +111,11 @@ def ready_item(modality: Modality, text: str, num_rows: int, values: Mapping[str
 @functools.cache
 def load_processor(folder: str) -> LibraryProcessor:
     """The processor of a checkpoint, which is read once."""
-    AutoVideoProcessor.from_pretrained = _no_video  # type: ignore[method-assign]
+    AutoVideoProcessor.from_pretrained = classmethod(_read_videos)  # type: ignore[method-assign, assignment]
     AutoImageProcessor.from_pretrained = classmethod(_read_images)  # type: ignore[method-assign, assignment]
     ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign]
     config = read_config(folder)
-    processor = _read_processor(folder)
+    processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if _reader_of(config) is not config:
         processor = _inner_processor(processor, _reader_of(config))
     if not isinstance(processor, ProcessorMixin):
@@ -154,24 +149,9 @@ def _token_id(config: PretrainedConfig, modality: Modality) -> int | None:
     return next((value for value in found if isinstance(value, int)), None)
 
 
-def _read_processor(folder: str) -> Any:
-    """Reads the processor of a checkpoint. The library hides classes that name torchvision, even for videos alone."""
-    try:
-        return AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except ImportError:
-        settings = [Path(folder) / each for each in ("processor_config.json", "preprocessor_config.json")]
-        values = [json.loads(path.read_bytes()) for path in settings if path.is_file()]
-        wanted = next((each["processor_class"] for each in values if "processor_class" in each), None)
-        kind = next((kind for kind, name in PROCESSOR_MAPPING_NAMES.items() if wanted and name == wanted), None)
-        if wanted is None or kind is None:
-            raise
-    name = model_type_to_module_name(kind)
-    module = importlib.import_module(f"transformers.models.{name}.processing_{name}")
-    return getattr(module, wanted).from_pretrained(folder, local_files_only=True)
-
-
 def _is_fact(value: np.ndarray) -> bool:
-    return value.dtype.kind == "i" and value.ndim <= 2 and value.nbytes <= _FACT_BYTES
+    most = {"i": 2, "f": 1}.get(value.dtype.kind, 0)  # dimensions
+    return value.ndim <= most and value.nbytes <= _FACT_BYTES
 
 
 def _array(value: np.ndarray) -> Array:
@@ -190,25 +170,32 @@ def _digest(modality: Modality, num_rows: int, arrays: Mapping[str, Array]) -> b
 
 
 _load_images: Any = vars(AutoImageProcessor)["from_pretrained"].__func__
+_load_videos: Any = vars(AutoVideoProcessor)["from_pretrained"].__func__
 
 
 def _read_images(kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Reads an image processor; None where it needs torchvision, which sounds do without."""
+    """Reads an image processor, in its form for Pillow if it has one; None where it needs the whole of torchvision,
+    which sounds do without."""
     try:
-        return _load_images(kind, *args, **kwargs)
+        return _load_images(kind, *args, **{"backend": "pil", **kwargs})
     except (ImportError, ValueError) as error:
         if "torchvision" not in str(error):
             raise
         return None
 
 
-def _no_video(*_: Any, **__: Any) -> None:
-    """Stands for the video processor, which needs torchvision."""
+def _read_videos(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Reads a video processor; None where the checkpoint's files have none that is understood."""
+    try:
+        return _load_videos(kind, *args, **kwargs)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        logger.info("no videos are read: %s", error)
+        return None
 
 
 _check = ProcessorMixin.check_argument_for_proper_class
 
 
 def _check_others(self: Any, name: str, argument: Any) -> Any:
-    """Checks a processor's parts, but not the video processor, which is left out."""
+    """Checks a processor's parts, but not those that are left out."""
     return None if argument is None else _check(self, name, argument)

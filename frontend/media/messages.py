@@ -60,6 +60,10 @@ class DescribeAudio(Struct, array_like=True, tag="describe_audio"):
     """Asks what the model's processor makes of sounds. The answer is an `ItemFacts`."""
 
 
+class DescribeVideo(Struct, array_like=True, tag="describe_video"):
+    """Asks what the model's processor makes of videos. The answer is an `ItemFacts`."""
+
+
 class ItemFacts(Struct, array_like=True, tag="item_facts"):
     """How items of one kind stand in prompts."""
 
@@ -75,6 +79,39 @@ class ReadImage(Struct, array_like=True, tag="image"):
     data: bytes  # of a file, or the rows of `pixels`
     pixels: Pixels | None
     max_pixels: int  # larger images are refused; 0: no limit
+    options: dict[str, Any] = {}  # keywords of the processor
+
+
+class ReadRows(Struct, array_like=True, tag="rows"):
+    """Rows that a tower has made of an image elsewhere, [num_rows, hidden]. The answer is a `ReadyItem`."""
+
+    data: bytes  # a tensor as torch.save writes it
+    grid: bytes  # the same, of the image's grid [3]; empty: there is none
+
+
+class Frames(Struct, array_like=True, frozen=True):
+    """The form of a video that is given in frames, and what is known of the video that they are of."""
+
+    shape: tuple[int, int, int] | None = None  # number, height, width, of RGB; None: images in base64, commas between
+    fps: float | None = None  # of the video
+    indices: list[int] | None = None  # of the frames in the video; None: they are all of it
+    total: int | None = None  # frames of the video; None: as many as are given
+
+
+class Sampling(Struct, array_like=True, frozen=True):
+    """Which frames of a video file are taken; the fewer of both."""
+
+    num_frames: int = 32  # at most; 0 or less: all
+    fps: float = -1.0  # frames a second at most; 0 or less: no limit
+
+
+class ReadVideo(Struct, array_like=True, tag="video"):
+    """A video, as a file or in frames. The answer is a `ReadyItem`."""
+
+    data: bytes  # of a file, or as `frames` says
+    frames: Frames | None
+    sampling: Sampling
+    max_pixels: int  # of a frame; larger ones are refused; 0: no limit
     options: dict[str, Any] = {}  # keywords of the processor
 
 
@@ -129,5 +166,15 @@ class MediaRefused(Struct, array_like=True, tag="refused"):
     is_large: bool = False
 
 
-MediaQuestion = ReadSound | DescribeImages | ReadImage | DescribeAudio | ReadAudio | DivideSound
+MediaQuestion = (
+    ReadSound
+    | DescribeImages
+    | ReadImage
+    | DescribeAudio
+    | ReadAudio
+    | DivideSound
+    | DescribeVideo
+    | ReadVideo
+    | ReadRows
+)
 MediaAnswer = Sound | ItemFacts | ReadyItem | DividedSound | MediaRefused

@@ -1,4 +1,4 @@
-"""Reads images and sounds of requests: fetches them, and has a helper process decode and process them, each once."""
+"""Reads images, videos and sounds of requests: fetches them, and has a helper process decode and process each once."""
 
 import asyncio
 import hashlib
@@ -20,20 +20,26 @@ from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.messages import (
     DescribeAudio,
     DescribeImages,
+    DescribeVideo,
     DividedSound,
     DivideSound,
     ItemFacts,
     ReadAudio,
     ReadImage,
+    ReadRows,
+    ReadVideo,
     ReadyItem,
+    Sampling,
 )
 from quire.frontend.media.sources import Content, MediaPart, Sources
 
 logger = get_logger(__name__)
 
-_SETTINGS = ("preprocessor_config.json", "processor_config.json", "config.json")
+_SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
 _GIB = 2**30
-_DESCRIBE: Mapping[Modality, type[DescribeImages | DescribeAudio]] = {"image": DescribeImages, "audio": DescribeAudio}
+_DESCRIBE: Mapping[Modality, type[DescribeImages | DescribeAudio | DescribeVideo]] = {
+    "image": DescribeImages, "audio": DescribeAudio, "video": DescribeVideo
+}  # fmt: skip
 _AT_ONCE = 4
 """Items of one prompt that are fetched and decoded at the same time: the file of one may be large."""
 _INLINE_BYTES = 2**20
@@ -67,6 +73,7 @@ class MediaReader:
         decoder: decodes items, in another process.
         kinds: what the engine's model reads; it is known once the engine has started.
         max_rows: the most tokens of a prompt, once the engine has started.
+        on_item: is told of each item whether it is kept from before.
     """
 
     def __init__(
@@ -77,14 +84,17 @@ class MediaReader:
         kinds: Callable[[], Sequence[Modality]],
         *,
         max_rows: Callable[[], int],
+        on_item: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._folder = folder
         self._config = config
         self._decoder = decoder
         self._kinds = kinds
         self._max_rows = max_rows
+        self._on_item = on_item
         self._sources = Sources(config)
         self._options = config.mm_processor_kwargs or {}
+        self._sampling = Sampling(**config.io_options("video"))
         self._max_pixels = int(envs.read_float("MAX_IMAGE_PIXELS"))
         self._settings: bytes | None = None
         self._max_seconds = envs.read_float("MAX_AUDIO_DECODE_DURATION_S")
@@ -107,6 +117,9 @@ class MediaReader:
         for part in parts:
             if part.modality not in self._kinds():
                 raise part.refusal(f"is of type {part.modality}, but this model reads text only")
+            is_given = isinstance(part.source, Content) and part.source.grid is not None
+            if is_given and not self._config.enable_mm_embeds:
+                raise part.refusal("has rows of a tower, and this server was started without --enable-mm-embeds")
             limit = self._config.limit_of(part.modality)
             if sum(each.modality == part.modality for each in parts) > limit:
                 raise part.refusal(
@@ -189,6 +202,7 @@ class MediaReader:
         else:
             name = self._name(part, content)
         made = self._cache.get(name)
+        self._on_item(made is not None)
         if made is None:
             if part.source is None:
                 raise part.refusal(f"has nothing but the uuid {part.uuid!r}, under which this server has no item")
@@ -232,7 +246,11 @@ class MediaReader:
             on_begin=work.begin,
         )
 
-    def _question(self, part: MediaPart, content: Content) -> ReadImage | ReadAudio:
+    def _question(self, part: MediaPart, content: Content) -> ReadImage | ReadAudio | ReadVideo | ReadRows:
+        if content.grid is not None:
+            return ReadRows(content.data, content.grid)
+        if part.modality == "video":
+            return ReadVideo(content.data, content.frames, self._sampling, self._max_pixels, self._options)
         if part.modality == "audio":
             return ReadAudio(content.data, content.rate, self._max_seconds, self._options)
         return ReadImage(content.data, content.pixels, self._max_pixels, self._options)
@@ -241,13 +259,13 @@ class MediaReader:
         """Names an item: by its content, or as the client did, among the items of its key; and by the processor's
         settings."""
         if self._settings is None:
-            self._settings = _settings_digest(self._folder, self._options)
+            self._settings = _settings_digest(self._folder, self._options, self._sampling)
         digest = hashlib.sha256(self._settings + part.modality.encode() + b":")
         if content is None:
             digest.update(b"uuid:" + msgspec.msgpack.encode(current_owner()))
             digest.update(str(part.uuid).encode("utf-8", "surrogatepass"))
         else:
-            digest.update(b"content:" + msgspec.msgpack.encode((content.pixels, content.rate)))
+            digest.update(b"content:" + msgspec.msgpack.encode(content.form))
             digest.update(content.data)
         return digest.digest()
 
@@ -306,8 +324,8 @@ def _size(made: ReadyItem) -> int:
     return sum(len(array.data) for arrays in (made.facts, made.arrays) for array in arrays.values())
 
 
-def _settings_digest(folder: str, options: dict[str, Any]) -> bytes:
-    digest = hashlib.sha256(msgspec.json.encode(options, order="deterministic"))
+def _settings_digest(folder: str, options: dict[str, Any], sampling: Sampling) -> bytes:
+    digest = hashlib.sha256(msgspec.json.encode((options, sampling), order="deterministic"))
     for name in _SETTINGS:
         path = Path(folder) / name
         digest.update(path.read_bytes() if path.is_file() else b"")

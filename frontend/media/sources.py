@@ -1,9 +1,13 @@
-"""Where the images and sounds of a request come from: addresses, data in it, files, and a program's own objects."""
+"""Where images, videos and sounds of a request come from: addresses, data in it, files, and a program's own objects."""
 
 import asyncio
 import binascii
+import functools
+import io
+import sys
 import urllib.parse
 from base64 import b64decode
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +16,8 @@ from quire.core.config.multimodal import MultimodalConfig
 from quire.core.errors import ParameterError
 from quire.core.wire.media import Modality
 from quire.frontend.fetching.fetcher import Fetcher, FetchError, FetchRules
-from quire.frontend.media.messages import Pixels
+from quire.frontend.media.frames import frames_of
+from quire.frontend.media.messages import Frames, Pixels
 from quire.frontend.media.samples import read_samples_of
 
 MAX_BYTES = 2**27
@@ -21,15 +26,25 @@ MAX_REDIRECTS = 3
 
 
 class Content(NamedTuple):
-    """The content of an item: a file's bytes, rows of pixels, or samples as float32.
+    """The content of an item: a file's bytes, rows of pixels, samples as float32, frames of a video, or what a tower
+    has made of an image.
 
     Attributes:
         rate: samples a second; 0: as many as the model takes; None: `data` has no samples.
+        grid: of an image whose rows are `data`, both as torch.save writes them; empty: it has none. None: `data` has no
+            rows.
     """
 
     data: bytes
     pixels: Pixels | None = None
     rate: int | None = None
+    frames: Frames | None = None
+    grid: bytes | None = None
+
+    @property
+    def form(self) -> tuple[Pixels | None, int | None, Frames | None, bytes | None]:
+        """What `data` is."""
+        return self.pixels, self.rate, self.frames, self.grid
 
 
 class MediaPart(NamedTuple):
@@ -48,7 +63,7 @@ class MediaPart(NamedTuple):
 
     def refusal(self, message: str) -> ParameterError:
         """The error for this item; `message` goes on from its name."""
-        return ParameterError(f"{self.param} {message}.", param=self.param)
+        return _refusal(self.param, message)
 
 
 class Sources:
@@ -58,6 +73,7 @@ class Sources:
         self._fetchers: dict[Modality, Fetcher] = {
             "image": Fetcher(_rules(config, envs.read_float("IMAGE_FETCH_TIMEOUT"))),
             "audio": Fetcher(_rules(config, envs.read_float("AUDIO_FETCH_TIMEOUT"))),
+            "video": Fetcher(_rules(config, envs.read_float("VIDEO_FETCH_TIMEOUT"))),
         }
         folder = config.allowed_local_media_path
         self._folder = Path(folder).expanduser().resolve() if folder else None
@@ -74,7 +90,7 @@ class Sources:
         assert source is not None
         scheme = source.partition(":")[0].lower()
         if scheme == "data":
-            return Content(_decoded(part, source))
+            return _of_data_url(part, source)
         if scheme == "file":
             return Content(await asyncio.to_thread(self._read_file, part, source))
         if scheme not in ("http", "https"):
@@ -126,6 +142,10 @@ def content_of(modality: Modality, value: Any, param: str) -> Content:
     if modality == "audio":
         samples = read_samples_of(value, param)
         return Content(samples.data, rate=samples.rate)
+    if modality == "video":
+        return Content(*frames_of(value, param))
+    if is_rows(value):
+        return rows_of(value, param)
     if hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "convert"):  # an image of Pillow
         if value.mode not in ("RGB", "RGBA", "L"):
             has_alpha = value.mode in ("LA", "PA") or "transparency" in value.info
@@ -142,13 +162,72 @@ def content_of(modality: Modality, value: Any, param: str) -> Content:
     )
 
 
+def is_rows(value: Any) -> bool:
+    """Returns True for what a tower has made of one image: a tensor [num_rows, hidden], or one beside its grid."""
+    is_tensor = hasattr(value, "detach") and hasattr(value, "is_floating_point")
+    return isinstance(value, Mapping) or (is_tensor and value.is_floating_point() and value.ndim == 2)
+
+
+def rows_of(value: Any, param: str) -> Content:
+    """The content of such a value. Its tensors may be files of torch.save in base64 instead.
+
+    Raises:
+        ParameterError: it is none of these.
+    """
+    fields = value if isinstance(value, Mapping) else {"image_embeds": value}
+    if not {"image_embeds"} <= set(fields) <= {"image_embeds", "image_grid_thw"}:
+        raise ParameterError(
+            f"{param} must be a tensor, or an object with image_embeds and, for a model that asks for it, "
+            "image_grid_thw.",
+            param=param,
+        )
+    rows, grid = (_saved(fields.get(name), param) for name in ("image_embeds", "image_grid_thw"))
+    if not rows:
+        raise ParameterError(f"{param} has no image_embeds.", param=param)
+    return Content(rows, grid=grid)
+
+
+def _saved(value: Any, param: str) -> bytes:
+    """A tensor as torch.save writes it; empty for None."""
+    if value is None:
+        return b""
+    if isinstance(value, str):
+        return _of_base64(value, functools.partial(_refusal, param))
+    if not hasattr(value, "detach"):
+        raise ParameterError(
+            f"{param} must have tensors, or files of torch.save in base64, got {type(value).__name__}.", param=param
+        )
+    buffer = io.BytesIO()
+    sys.modules["torch"].save(  # whoever has a tensor has loaded it
+        value.detach().cpu().clone(), buffer
+    )
+    return buffer.getvalue()
+
+
+def _refusal(param: str, message: str) -> ParameterError:
+    return ParameterError(f"{param} {message}.", param=param)
+
+
+def _of_data_url(part: MediaPart, source: str) -> Content:
+    head, _, body = source.partition(",")
+    if part.modality == "video" and head.lower().startswith("data:video/jpeg;"):
+        if len(body) > MAX_BYTES // 3 * 4:
+            raise part.refusal(f"has more than {MAX_BYTES} bytes")
+        return Content(body.encode("ascii", "replace"), frames=Frames())
+    return Content(_decoded(part, source))
+
+
 def _decoded(part: MediaPart, source: str) -> bytes:
     head, comma, body = source.partition(",")
     if not comma or not head.rstrip().endswith(";base64"):
         raise part.refusal("must have the form data:image/png;base64,... or the like where it holds the item")
+    return _of_base64(body, part.refusal)
+
+
+def _of_base64(body: str, refusal: Callable[[str], ParameterError]) -> bytes:
     if len(body) > MAX_BYTES // 3 * 4:
-        raise part.refusal(f"has more than {MAX_BYTES} bytes")
+        raise refusal(f"has more than {MAX_BYTES} bytes")
     try:
         return b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise part.refusal(f"is no valid base64 ({error})") from None
+        raise refusal(f"is no valid base64 ({error})") from None

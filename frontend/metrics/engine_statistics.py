@@ -99,8 +99,6 @@ class EngineStatistics:
             ("vllm:prefix_cache_hits_total", found, self.prefix_cache_hits),
             ("vllm:external_prefix_cache_queries_total", "Tokens looked up in caches of other engines.", 0),
             ("vllm:external_prefix_cache_hits_total", "Tokens found in caches of other engines.", 0),
-            ("vllm:mm_cache_queries_total", "Multimodal items looked up.", 0),
-            ("vllm:mm_cache_hits_total", "Multimodal items found.", 0),
             ("vllm:num_preemptions_total", "Times that a request lost its pages to another.", self.num_preemptions),
             ("vllm:spec_decode_num_drafts_total", "Rows whose drafts were checked.", self.num_drafts),
             ("vllm:spec_decode_num_draft_tokens_total", "Drafts that were checked.", self.num_draft_tokens),

@@ -66,6 +66,8 @@ class RequestMetrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
+        self.media_queries = 0
+        self.media_hits = 0
         self.rejections = dict.fromkeys(QUEUE_LIMITS, 0)
         self._finished = dict.fromkeys(FinishReason, 0)
         lengths = length_bounds(max_model_len)
@@ -132,6 +134,11 @@ class RequestMetrics:
         """Counts a request that was refused because the queue has reached one of `QUEUE_LIMITS`."""
         self.rejections[limit] += 1
 
+    def on_item(self, is_found: bool) -> None:
+        """Counts an image, video or sound of a prompt: whether it had been processed before, and was kept."""
+        self.media_queries += 1
+        self.media_hits += is_found
+
     def collect(self) -> Iterator[Metric]:
         """Yields the families for one scrape."""
         computed = self.prompt_tokens - self.cached_tokens
@@ -141,6 +148,12 @@ class RequestMetrics:
             ("vllm:prompt_tokens_total", "Prompt tokens of requests that began to answer.", self.prompt_tokens),
             ("vllm:prompt_tokens_cached_total", "Prompt tokens that came from a cache.", self.cached_tokens),
             ("vllm:generation_tokens_total", "Tokens generated.", self.generation_tokens),
+            (
+                "vllm:mm_cache_queries_total",
+                "Items of prompts looked up among those kept.",
+                self.media_queries,
+            ),
+            ("vllm:mm_cache_hits_total", "Items of prompts found among those kept.", self.media_hits),
         ):
             yield self._families.counter(name, text, value)
         for name, text, values, label in (

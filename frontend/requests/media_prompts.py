@@ -1,4 +1,4 @@
-"""Reads prompts with images and sounds: their text and items become token ids, and the places of the items' rows."""
+"""Reads prompts with images, videos and sounds: text and items become token ids, and the places of the items' rows."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,12 @@ from typing import Any, get_args
 
 from quire.core.errors import ParameterError
 from quire.core.wire.media import Modality
+from quire.frontend.media.frames import is_video
 from quire.frontend.media.messages import ItemFacts
 from quire.frontend.media.placing import expand, expand_ids, place
 from quire.frontend.media.reader import MediaReader
 from quire.frontend.media.samples import is_sound
-from quire.frontend.media.sources import Content, MediaPart, content_of
+from quire.frontend.media.sources import Content, MediaPart, content_of, is_rows
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.prompt import Prompt
 
@@ -101,7 +102,10 @@ def _parts(modality: Modality, data: Mapping[str, Any], uuids: Mapping[str, Any]
 
 def _items(modality: Modality, value: Any) -> list[Any]:
     """One item, or those of a list."""
-    return [value] if modality == "audio" and is_sound(value) else _as_list(value)
+    is_one = (modality == "audio" and is_sound(value)) or (modality == "video" and is_video(value))
+    if modality == "image" and getattr(value, "ndim", 0) == 3 and is_rows(value[0]):
+        return list(value)
+    return [value] if is_one else _as_list(value)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -94,7 +94,7 @@ class RequestIntake:
         self.hearing: Hearing | None = None
         if config.spec.encoder is not None and config.spec.encoder.reads_features:
             self.hearing = Hearing(MediaDecoder(config.spec.path), config.spec.encoder)
-        self.media = self._media_prompts(config, model)
+        self.media = self._media_prompts(config, model, metrics)
         self.prompts = self._prompt_reader(config.spec, model)
         self.running = RunningRequests(
             client,
@@ -111,7 +111,7 @@ class RequestIntake:
             metrics=metrics,
         )
 
-    def _media_prompts(self, config: EngineConfig, model: ServedModel) -> MediaPrompts | None:
+    def _media_prompts(self, config: EngineConfig, model: ServedModel, metrics: Metrics | None) -> MediaPrompts | None:
         if not config.reads_media or self._tokenizer is None:
             return None
         decoder = MediaDecoder(config.spec.path)
@@ -121,6 +121,7 @@ class RequestIntake:
             decoder,
             lambda: self._client.ready[0].reads,
             max_rows=lambda: self.limit.longest_prompt,
+            on_item=(lambda _: None) if metrics is None else metrics.requests[0].on_item,
         )
         return MediaPrompts(reader, self.async_tokenizer)
 

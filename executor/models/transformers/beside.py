@@ -29,7 +29,9 @@ def build_towers_beside(spec: ModelSpec, context: ModelContext) -> Towers | None
         towers = Towers(model, entry, text, context)
         if "image" not in towers.support.modalities:
             return None
-        towers.support = towers.support._replace(modalities=["image"])
+        towers.support = towers.support._replace(
+            modalities=[each for each in towers.support.modalities if each != "audio"]
+        )
         towers.text = _leave_out(model, text)
         head = model.get_output_embeddings()
         if head is not None and head in set(model.modules()):

@@ -1,4 +1,4 @@
-"""Towers for images and sounds: the class's own code makes the rows that replace the embeddings of placeholders.
+"""Towers for images, videos and sounds: the class's code makes the rows that replace the embeddings of placeholders.
 
 An item's placeholders run through the class's code alone, up to its language model. What that would be given there is
 caught: embeddings with the tower's rows in them, and features for its first layers.
@@ -37,7 +37,6 @@ _TYPES: Mapping[Modality, int] = {"image": 1, "video": 2, "audio": 3}
 
 _TYPES_NAME = "mm_token_type_ids"
 _DEEP, _DEEP_TOKENS = "deepstack_visual_embeds", "visual_pos_masks"
-_SERVED: tuple[Modality, ...] = ("image", "audio")
 _LENGTHS = {"audio_seqlens": "audio_feature_lengths"}
 """Arguments of `get_rope_index` that the processor has under other names."""
 
@@ -74,7 +73,7 @@ class Towers:
         self.text = text
         self.modules = modules
         self._token_ids = _placeholder_ids(model)
-        modalities = [each for each in _SERVED if each in self._token_ids and takes_any(backbone, each)]
+        modalities = [each for each in _PIXELS if each in self._token_ids and takes_any(backbone, each)]
         seen, in_windows = _seen(model, backbone, text)
         sees = bool(seen[1, 2]), bool(in_windows[1, 2])
         self.support = MediaSupport(modalities, sees_both_ways=any(sees), in_windows=sees == (False, True))

@@ -4,8 +4,9 @@ from typing import Any
 
 from quire.frontend.media.errors import MediaError
 from quire.frontend.media.images.decoding import Image, read_image
+from quire.frontend.media.images.rows import RowsReader
 from quire.frontend.media.library_processor import LibraryProcessor, load_processor
-from quire.frontend.media.messages import DescribeImages, ItemFacts, ReadImage, ReadyItem
+from quire.frontend.media.messages import DescribeImages, ItemFacts, ReadImage, ReadRows, ReadyItem
 
 _GREY = (127, 127, 127)
 
@@ -17,6 +18,7 @@ class ImageReader:
         self._folder = folder
         self._facts = ItemFacts()
         self._library: LibraryProcessor | None = None
+        self._rows: RowsReader | None = None
         try:
             self._load()
         except Exception as error:  # the library raises anything for files that it does not understand
@@ -28,12 +30,14 @@ class ImageReader:
         assert self._library is not None, self._facts.fault
         return self._library.processor
 
-    def read(self, question: DescribeImages | ReadImage) -> ItemFacts | ReadyItem:
+    def read(self, question: DescribeImages | ReadImage | ReadRows) -> ItemFacts | ReadyItem:
         """An image as the tower reads it, or the facts of all. Raises MediaError."""
         if isinstance(question, DescribeImages):
             return self._facts
-        if self._library is None or self._facts.fault:
+        if self._library is None or self._rows is None or self._facts.fault:
             raise MediaError(f"cannot be read, because the model's processor is not usable ({self._facts.fault})")
+        if isinstance(question, ReadRows):
+            return self._rows.read(question)
         image = read_image(question.data, question.pixels, question.max_pixels)
         try:
             return self._library.process("image", image, question.options)
@@ -49,5 +53,6 @@ class ImageReader:
         if getattr(self._library.processor, "image_processor", None) is None:
             raise ValueError("the checkpoint's files name no processor of images, or one that needs torchvision")
         mark = self._library.mark("image")
-        self._library.process("image", Image.new("RGB", (64, 48), _GREY), {})
+        tried = self._library.process("image", Image.new("RGB", (64, 48), _GREY), {})
+        self._rows = RowsReader(self._library, mark, tried)
         self._facts = ItemFacts(mark.text, mark.token_id)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
+import torch
 from PIL import Image
 
 from tests.commands import quire
@@ -44,7 +46,7 @@ def server(media: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     arguments = (
         "--dtype", "float32", "--max-model-len", "400", "--num-gpu-blocks-override", "160",
         "--limit-mm-per-prompt", '{"image": 2}', "--allowed-local-media-path", str(media),
-        "--allowed-media-domains", "127.0.0.1",
+        "--allowed-media-domains", "127.0.0.1", "--enable-mm-embeds",
     )  # fmt: skip
     process = ServerProcess(tmp_path_factory.mktemp("server"), str(folder), *arguments)
     try:
@@ -184,6 +186,66 @@ def test_an_image_that_cannot_be_read_is_refused_by_its_name(
     with pytest.raises(openai.BadRequestError, match=f"{NAME}.*{message}") as refusal:
         chat(client, model, url)
     assert refusal.value.param == "messages[0].content[0].image_url"
+
+
+class Harmful:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("harm",)
+
+
+def saved(value: Any) -> str:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def given(client: openai.OpenAI, model: str, value: Any) -> Any:
+    parts: list[Any] = [{"type": "image_embeds", "image_embeds": value}, {"type": "text", "text": "What is this?"}]
+    return client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=8, logprobs=True,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+
+
+def test_rows_of_a_tower_are_taken(client: openai.OpenAI, model: str) -> None:
+    rows = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    reply, other = (given(client, model, saved(each)) for each in (rows, -rows))
+    assert reply.usage.prompt_tokens == chat(client, model, data_url(encoded(IMAGE))).usage.prompt_tokens
+    first, second = (each.choices[0].logprobs.content[0].logprob for each in (reply, other))
+    assert first != pytest.approx(second, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (saved(Harmful()), "no tensor"),
+        (saved([1]), "no plain tensor"),
+        (saved(torch.zeros(16, 63)), "the shape"),
+        (saved(torch.zeros(4).to_sparse()), "no plain tensor|no tensor"),
+        (base64.b64encode(b"none").decode(), "no tensor"),
+        ("!!!", "base64"),
+        ({"rows": ""}, "image_embeds"),
+    ],
+)
+def test_what_is_no_rows_is_refused(value: Any, message: str, client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as refusal:
+        given(client, model, value)
+    assert refusal.value.param == "messages[0].content[0].image_embeds"
+
+
+def test_items_that_are_kept_are_counted(client: openai.OpenAI, model: str, server: ServerProcess) -> None:
+    def counted() -> list[float]:
+        lines = httpx.get(f"{server.base_url}/metrics").text.splitlines()
+        names = ("vllm:mm_cache_queries_total{", "vllm:mm_cache_hits_total{")
+        return [float(next(line for line in lines if line.startswith(name)).rpartition(" ")[2]) for name in names]
+
+    queries, hits = counted()
+    url = data_url(encoded(make_image(41, 43, 9)))
+    for expected in (0, 2):
+        chat(client, model, url, url if expected else data_url(encoded(make_image(43, 41, 9))))
+        assert counted() == [queries + 2 + expected, hits + expected]
 
 
 def test_more_images_than_the_limit_are_refused(client: openai.OpenAI, model: str) -> None:

@@ -1,0 +1,1 @@
+"""Videos: decoded and processed in helper processes. They need the extra `media`."""
