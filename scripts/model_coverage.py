@@ -15,7 +15,7 @@ import re
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ names of results."""
 DECODERS = MODEL_TYPES
 ENCODERS = [f"{_ENCODER}{name}" for name in any_encoder.MODEL_TYPES]
 ENCODER_DECODERS = [f"{_BOTH}{name}" for name in any_encoder_decoder.MODEL_TYPES]
-IMAGE_MODELS = [f"{_IMAGE}{name}" for name in any_image_model.MODEL_TYPES]
+IMAGE_MODELS = [f"{_IMAGE}{name}" for name in any_image_model.MODEL_TYPES if name not in any_image_model.OTHER_KINDS]
 
 Result = dict[str, Any]
 
@@ -206,7 +206,8 @@ def page(results: dict[str, Result]) -> str:
             "library's at every position, and the same greedy tokens. Of the [encoders](#encoders) it serves "
             f"{_count(encoders)} with hidden states, labels and scores of the vocabulary within the same bound, and of "
             f"the [models with an encoder and a decoder](#encoder-decoders) {_count(both)}, and of the [models that "
-            f"read images](#images) {_count(images)}, with log-probabilities and tokens as those of decoders.",
+            f"read images](#images) {_count(images, len(any_image_model.OTHER_KINDS))}, with log-probabilities and "
+            "tokens as those of decoders.",
             "",
             "A figure is the largest difference over a prompt in chunks of odd sizes, together with another request, "
             "and after a cached prefix. If a prompt's tokens see each other, it is that over a whole prompt and its "
@@ -234,7 +235,7 @@ def page(results: dict[str, Result]) -> str:
             "some of which end inside an image, and then token by token. The images differ in size where a class "
             "takes several. [images.md](images.md) says how to ask.",
             "",
-            *_section(images),
+            *_section(images, any_image_model.OTHER_KINDS),
             *_missing([name for name in (*ENCODERS, *IMAGE_MODELS) if name not in results]),
         ]
     )
@@ -246,13 +247,14 @@ def _missing(names: list[str]) -> list[str]:
     return [f"Not measured yet: {types}.", ""] if names else []
 
 
-def _count(results: dict[str, Result]) -> str:
+def _count(results: dict[str, Result], num_others: int = 0) -> str:
+    """The number of models that are served, of all; `num_others` are of kinds that are not."""
     compared = [result for result in results.values() if "error" not in result]
-    return f"{sum(_best(result) is not None for result in compared)} of {len(compared)}"
+    return f"{sum(_best(result) is not None for result in compared)} of {len(compared) + num_others}"
 
 
-def _section(results: dict[str, Result]) -> list[str]:
-    """A table, and the reasons of what it lacks. A name begins with the model type."""
+def _section(results: dict[str, Result], others: Mapping[str, str] = {}) -> list[str]:
+    """A table, and the reasons of what it lacks. A name begins with the model type; `others` are not tried."""
     compared = {name: result for name, result in results.items() if "error" not in result}
     rows = [
         f"| `{result['architecture']}` | {name.split()[0]} | {_cell(result.get('quire'))} "
@@ -266,15 +268,16 @@ def _section(results: dict[str, Result]) -> list[str]:
         for kind in [name.split()[0]]
         if {kind, result["architecture"]} & WITHOUT_A_PATH.keys()
     }
+    reasons = {**{name: WITHOUT_A_PATH[name] for name in refused}, **others}
     left_out = [f"- {name}: {_reason(result['error'])}" for name, result in results.items() if "error" in result]
     return [
         "| architecture | model type | quire | transformers | commit |",
         "|---|---|---|---|---|",
         *rows,
         "",
-        *(["Not served, for what they are:", ""] if refused else []),
-        *(f"- {name}: {WITHOUT_A_PATH[name]}." for name in refused),
-        *([""] if refused else []),
+        *(["Not served, for what they are:", ""] if reasons else []),
+        *(f"- {name}: {reason}." for name, reason in reasons.items()),
+        *([""] if reasons else []),
         *(["Not compared, because the library's own tiny model does not run:", "", *left_out, ""] if left_out else []),
     ]
 

@@ -89,6 +89,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "audio_config": {"adapter_input_size": 32},
     },
     "fuyu": {"patch_size": 14},
+    "fast_vlm": {"vision_config": {"hidden_size": 3072}},
+    "gemma3n": {"vision_config": {"hidden_size": 2048}},
     "granite4_vision": {
         "vision_config": {"hidden_size": 64, "num_hidden_layers": 3}, "deepstack_layer_map": [[0, 1], [1, 2]],
         "downsample_rate": "1/2", "spatial_target_layers": [0, 1, 2, 3],
