@@ -290,7 +290,7 @@ def test_what_does_not_fit_is_refused_with_the_tensors_name(call: Caller, model:
         (tensors | {"model.norm.weight": torch.ones(64) * 3}, {}, "model.norm.weight belong to no layer"),
         (tensors | {"model.what": torch.ones(3)}, {}, "model.what is none that"),
         (random_tensors(load(model), 0, rank=6), {"r": 6}, "ranks are at most 4"),
-        (tensors, {"peft_type": "LOHA"}, "type 'LOHA' are not served"),
+        (tensors, {"peft_type": "LOHA"}, "type 'LOHA', which is not served"),
         (tensors, {"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
         (tensors, {"r": "many"}, "adapter_config.json"),
     ]  # fmt: skip
