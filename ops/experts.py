@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.activations import Activation
-from quire.ops.linear import LinearWeight
+from quire.ops.linear import LinearWeight, LowRankWeights
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import ExpertRouter
 
@@ -51,6 +51,20 @@ class UnlikeExpertsError(ValueError):
     """Experts of one layer differ in form, so there is no packed form for them."""
 
 
+class LowRankExperts(NamedTuple):
+    """Low-rank weights that adapters add to those of experts.
+
+    Attributes:
+        gate_up, down: of both layers of the experts, without factors. Adapter n's weights for expert e have number
+            n * num_experts + e. `gate_up` is two layers, or one for experts without gates.
+        adapters: [num_tokens] int64, each token's adapter, or -1 for none.
+    """
+
+    gate_up: LowRankWeights
+    down: LowRankWeights
+    adapters: Tensor
+
+
 class ExpertCall(NamedTuple):
     """A step's tokens and the experts of a layer that they chose: the arguments of `ExpertOperations.experts`.
 
@@ -61,6 +75,7 @@ class ExpertCall(NamedTuple):
         weights: [num_tokens, top_k] float32, the factors of the experts.
         activation: of gates and ups; a plain one for experts without gates.
         weighs_inputs: the weights multiply an expert's input instead of its output.
+        low_rank: what adapters add to the experts' weights.
     """
 
     x: Tensor
@@ -68,6 +83,7 @@ class ExpertCall(NamedTuple):
     weights: Tensor
     activation: Activation = "silu"
     weighs_inputs: bool = False
+    low_rank: LowRankExperts | None = None
 
 
 class ExpertOperations(ABC, Generic[PackedExperts]):

@@ -1,7 +1,7 @@
 """Finds the layers of a model that the tensors of an adapter belong to."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.adapter_rows import new_rows, tied_weight, with_rows
 from quire.executor.layers.adapters import Adapters, AdapterWeight, BaseLayer
+from quire.executor.layers.expert_matching import expert_weights
 from quire.executor.weights.peft.tensors import ModuleTensors, PeftCheckpoint, plain_name
 
 
@@ -49,6 +50,9 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
                 replaced.add(name)
             if weight is not None:
                 weights[name] = weight
+        if not found and (of_experts := expert_weights(tensors, place, checkpoint.config)):
+            weights |= of_experts
+            taken.update(tensors.keys)
         left_over += [key for kind, key in tensors.keys.items() if kind not in taken]
     for base in (base for layer in place.layers for base in layer.bases):
         name = base.part.name
@@ -75,9 +79,8 @@ def _layers_by_module(
     return {module: bases[name] for module in modules if (name := _only_name(module, bases)) is not None}
 
 
-def _only_name(module: str, names: Iterable[str]) -> str | None:
+def _only_name(module: str, names: Collection[str]) -> str | None:
     """Returns the name that is the same as the module's, or the only one that ends like it; None if there is none."""
-    names = list(names)
     if module in names:
         return module
     similar = [name for name in names if name.endswith(f".{module}") or module.endswith(f".{name}")]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.core.config.lora import AdapterOptions
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.experts.shape import ExpertShape
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, StoredRows
 from quire.ops.backend import Backend
@@ -107,6 +108,23 @@ class PreparedWeight(NamedTuple):
     in_factors: Tensor | None = None
 
 
+class ExpertNames(NamedTuple):
+    """The names of the layers of a mixture's experts, for adapters that have all experts in one tensor.
+
+    Attributes:
+        module: the mixture's.
+        own: the indices of this rank's experts.
+        names: of each of them, its layers' names: gates and ups, or ups alone, and the layer after them.
+        is_interleaved: gates and ups alternate in the checkpoint.
+    """
+
+    module: str
+    shape: ExpertShape
+    own: list[int]
+    names: list[list[str]]
+    is_interleaved: bool
+
+
 class LayerAdapters:
     """The low-rank weights that all adapters add to one product, which may be of several layers with the same input.
 
@@ -126,22 +144,26 @@ class LayerAdapters:
         sizes: Sequence[int],
         *,
         has_bias: bool,
+        weights: LowRankWeights | None = None,
     ) -> None:
         """Takes as `sizes` the number of each part's outputs on this rank, which may be more than its shard has.
 
-        `has_bias`: this rank adds the layers' biases.
+        `has_bias`: this rank adds the layers' biases. `weights` are the memory, of layers that take products alone.
         """
         self._place = place
         self.bases = bases
         self._in_shards = in_shards
         self._has_bias = has_bias
-        num_adapters, rank = place.limits.num_adapters, place.limits.max_rank
-        in_features = sum(shard.stop - shard.start for shard in in_shards)
-        a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
-        ranks = place.zeros(num_adapters, dtype=torch.int64)
-        self._weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes), ranks)
+        self._takes_factors = weights is None
+        if weights is None:
+            num_adapters, rank = place.limits.num_adapters, place.limits.max_rank
+            in_features = sum(shard.stop - shard.start for shard in in_shards)
+            a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
+            ranks = place.zeros(num_adapters, dtype=place.index_dtype)
+            weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes), ranks)
+        self._weights = weights
         self._inputs: LowRankWeights | None = None  # their factors are those of the layer's inputs
-        if not place.has_memory:
+        if not place.has_memory and self._takes_factors:
             self._add_factors()  # so that the memory for those of a later adapter is counted
         self.is_used = False
 
@@ -267,6 +289,11 @@ class LayerAdapters:
 
     def _check(self, base: BaseLayer, weight: AdapterWeight) -> None:
         a, b, part, needed = weight.a, weight.b, base.part, base.in_features
+        if not self._takes_factors and any(each is not None for each in weight[2:]):
+            raise ModelLoadError(
+                f"The adapter has a magnitude (DoRA), a bias or factors for {part.name}; experts take lora_A and "
+                "lora_B alone. Merge it into its base model."
+            )
         vectors = [each for each in weight[2:-1] if each is not None]
         if weight.in_factors is not None and (len(weight.in_factors) != needed or len(self.bases) > 1):
             beside = f", which {', '.join(self.names)} share" if len(self.bases) > 1 else ""
@@ -288,6 +315,8 @@ class Adapters:
 
     Attributes:
         layers: those that take adapters.
+        experts: the names of those that are experts.
+        index_dtype: of numbers of adapters, and of ranks.
         version: changes when a step with adapters runs other operations than before.
         is_active: some token of the current step has an adapter.
     """
@@ -299,7 +328,9 @@ class Adapters:
         self.is_active = False
         self._dtype = dtype
         self._device = device
+        self.index_dtype = torch.int64
         self.layers: list[LayerAdapters] = []
+        self.experts: list[ExpertNames] = []
         self._step: Tensor | None = None
         self._tokens: Tensor | None = None
         self._wanted: Tensor | None = None
@@ -334,6 +365,16 @@ class Adapters:
         `has_bias`: this rank adds the layer's bias to the sum of all ranks.
         """
         return self._added([base], shards, [base.part.out_features], has_bias=has_bias)
+
+    def add_experts(self, names: ExpertNames, layers: Sequence[LayerAdapters]) -> None:
+        """Adds the layers of a mixture's experts."""
+        self.experts.append(names)
+        self.layers += layers
+
+    def takes(self, *names: str) -> bool:
+        """Returns True if one of the layers with these names takes adapters."""
+        targets = self.limits.targets
+        return targets is None or any(_ends_with(name, each) for name in names for each in targets)
 
     @torch.inference_mode()
     def prepare(self, weights: Mapping[str, AdapterWeight], dtype: torch.dtype | None = None) -> list[PreparedWeight]:
@@ -410,8 +451,7 @@ class Adapters:
     def _added(
         self, bases: Sequence[BaseLayer], in_shards: Sequence[Shard], sizes: Sequence[int], *, has_bias: bool
     ) -> LayerAdapters | None:
-        targets = self.limits.targets
-        if targets is not None and not any(_ends_with(base.part.name, each) for base in bases for each in targets):
+        if not self.takes(*(base.part.name for base in bases)):
             return None
         layer = LayerAdapters(self, bases, in_shards, sizes, has_bias=has_bias)
         self.layers.append(layer)

@@ -100,8 +100,8 @@ ROUTE = Call(
 EXPERTS = Call(
     "quire_experts",
     "x gate_up up down gate_up_table up_table down_table gate_up_order up_order down_order gate_up_bias down_bias ids "
-    "weights out",
-    f"rows x_stride hidden size num_experts top_k activation {_form_of('gate_up_')} {_form_of('up_')} "
+    "weights gate_up_a gate_up_b down_a down_b adapters ranks out",
+    f"rows x_stride hidden size num_experts top_k activation rank {_form_of('gate_up_')} {_form_of('up_')} "
     f"{_form_of('down_')} dtype gate_up_x_bits up_x_bits down_x_bits weighs_inputs num_threads",
 )
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")

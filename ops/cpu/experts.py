@@ -157,6 +157,9 @@ class NativeExperts:
             raise ValueError(f"x is {x.dtype} {list(x.shape)}; these experts take {takes} [*, {packed.hidden_size}].")
         x = x if x.stride(1) == 1 else x.contiguous()
         out = self._empty(*x.shape, dtype=x.dtype)
+        added = call.low_rank
+        if added is not None and added.gate_up.a.dtype != x.dtype:
+            raise ValueError(f"x is {x.dtype}, the experts' adapters are {added.gate_up.a.dtype}.")
         other = gate_up if up is None else up  # a form that is not read, if there are no ups apart
         failed = self._experts(
             x=x.data_ptr(), out=out.data_ptr(), ids=ids.data_ptr(), weights=weights.data_ptr(),
@@ -165,6 +168,10 @@ class NativeExperts:
             gate_up_table=address(gate_up.table), up_table=address(other.table), down_table=address(down.table),
             gate_up_order=address(gate_up.order), up_order=address(other.order), down_order=address(down.order),
             gate_up_bias=address(packed.gate_up_bias), down_bias=address(packed.down_bias),
+            gate_up_a=address(added and added.gate_up.a), gate_up_b=address(added and added.gate_up.b),
+            down_a=address(added and added.down.a), down_b=address(added and added.down.b),
+            adapters=address(added and added.adapters), ranks=address(added and added.gate_up.ranks),
+            rank=0 if added is None else added.down.b.shape[1],
             rows=len(x), x_stride=x.stride(0), hidden=packed.hidden_size, size=packed.size,
             num_experts=len(down.panels), top_k=ids.shape[1], activation=ACTIVATIONS[call.activation],
             **calls.form_fields("gate_up_", gate_up.form), **calls.form_fields("up_", other.form),

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.eager.low_rank import add_low_rank
 from quire.ops.eager.quantized import PART
 from quire.ops.experts import ExpertCall, ExpertWeights, alike
-from quire.ops.linear import LinearWeight
+from quire.ops.linear import LinearWeight, LowRankWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 _ALIGNMENT = 16
@@ -172,15 +173,30 @@ def run(packed: GroupedExperts, call: ExpertCall, activate: Callable[[Tensor], T
     inner = packed.gate_up.multiply(inputs, ends, experts)
     if packed.up is not None:
         inner = torch.cat((inner, packed.up.multiply(inputs, ends, experts)), dim=-1)
+    added = call.low_rank
+    numbers = experts  # of the low-rank weights of each row
+    if added is not None:
+        adapters = added.adapters[order // top_k]
+        numbers = torch.where(is_here.squeeze(1) & (adapters >= 0), adapters * num_experts + experts, -1)
+        inner = _add_low_rank(inputs[:, : x.shape[1]], inner, added.gate_up, numbers)
     inner = activate(inner)
     out = torch.empty(len(order), packed.hidden_size, dtype=torch.float32, device=x.device)
-    out[order] = (
-        packed.down.multiply(inner, ends, experts)[:, : packed.hidden_size].float().masked_fill(~is_here, 0)
-    )  # fmt: skip
+    outputs = packed.down.multiply(inner, ends, experts)
+    if added is not None:
+        outputs = _add_low_rank(inner[:, : added.down.a.shape[2]], outputs, added.down, numbers)
+    out[order] = outputs[:, : packed.hidden_size].float().masked_fill(~is_here, 0)
     total, *others = (out.view(num_tokens, top_k, -1) * weights.unsqueeze(-1)).unbind(1)
     for part in others:  # one after the other, so that the sum does not depend on the number of tokens
         total = total + part
     return total.to(x.dtype)
+
+
+def _add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, numbers: Tensor) -> Tensor:
+    """Adds the products of `x` with the weights of each row's number to the parts of `out`, which may have padding."""
+    count, size = len(weights.sizes), weights.sizes[0]
+    parts = out.view(len(out), count, -1)
+    own = add_low_rank(x, parts[:, :, :size].flatten(1), weights, numbers).view(len(out), count, size)
+    return torch.cat((own, parts[:, :, size:]), dim=2).flatten(1)
 
 
 def _empty(expert: ExpertWeights, num_experts: int) -> GroupedExperts:

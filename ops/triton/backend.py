@@ -225,6 +225,6 @@ class TritonBackend(EagerBackend[PlainWeight]):
         return routing.route(x, router) if routing.covers(x, router) else super().route(x, router)
 
     def experts(self, packed: GroupedExperts, call: ExpertCall) -> Tensor:
-        if not experts.covers(call.x, packed):
+        if call.low_rank is not None or not experts.covers(call.x, packed):
             return super().experts(packed, call)
         return experts.run(packed, call, partial(self.activate_and_mul, activation=call.activation))

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activations import Activation
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.experts import GroupedExperts
 from quire.ops.eager.linear import PlainLinear
-from quire.ops.experts import ExpertCall, ExpertWeights
+from quire.ops.experts import ExpertCall, ExpertWeights, LowRankExperts
+from quire.ops.linear import LowRankWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
 from quire.ops.routing import ExpertRouter, Routing
 from tests.executor.pretend_device import PretendDevice
@@ -380,3 +383,48 @@ def test_inputs_that_do_not_fit_are_refused(own_native: NativeBackend) -> None:
     for bad in (-2, 4):
         with pytest.raises(ValueError, match="from 0 to 3, or -1"):
             own_native.experts(packed, ExpertCall(torch.randn(2, 16), torch.full((2, 2), bad), weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighs_inputs", [False, True])
+def test_adapters_of_experts_are_those_of_merged_weights(ops: Backend, dtype: torch.dtype, weighs_inputs: bool) -> None:
+    """Of three adapters, with ranks of 3, 1 and none; tokens without, and another rank's expert, are among them."""
+    num_experts, hidden, size, most = 5, 37, 19, 3
+    experts = make_experts(num_experts, hidden, size, dtype)
+    ranks = torch.tensor([3, 1, 0]).repeat_interleave(num_experts)
+    live = (torch.arange(most) < ranks.unsqueeze(1)).to(dtype)
+
+    def low_rank(inputs: int, sizes: tuple[int, ...]) -> LowRankWeights:
+        a = torch.randn(len(ranks), len(sizes), most, inputs).to(dtype) / 6 * live[:, None, :, None]
+        b = torch.randn(len(ranks), most, sum(sizes)).to(dtype) / 2 * live[:, :, None]
+        return LowRankWeights(a.flatten(1, 2), b, sizes, ranks)
+
+    def merged(weight: Tensor, added: LowRankWeights, number: int) -> Tensor:
+        parts = zip(added.a[number].chunk(len(added.sizes)), added.b[number].split(added.sizes, dim=1), strict=True)
+        return weight.double() + torch.cat([b.double().T @ a.double() for a, b in parts])
+
+    x, (ids, weights) = torch.randn(23, hidden).to(dtype), choose(23, num_experts, 2)
+    ids[4, 0] = -1
+    adapters = torch.arange(23) % 4 - 1
+    gate_up, down = low_rank(hidden, (size, size)), low_rank(size, (hidden,))
+    added = LowRankExperts(gate_up, down, adapters)
+    packed = ops.pack_experts(iter(experts), num_experts)
+    got = ops.experts(packed, ExpertCall(x, ids, weights, "silu", weighs_inputs, added))
+    wanted = torch.zeros(23, hidden, dtype=torch.float64)
+    for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights.double(), strict=True)):
+        for expert, share in zip(chosen, shares, strict=True):
+            if expert < 0:
+                continue
+            number = int(adapters[token]) * num_experts + expert
+            both, last = (
+                each.double() if adapters[token] < 0 else merged(each, more, number)
+                for each, more in ((experts[expert].gate_up, gate_up), (experts[expert].down, down))
+                if isinstance(each, Tensor)
+            )
+            gate, up = (both @ (x[token].double() * (share if weighs_inputs else 1))).chunk(2)
+            wanted[token] += last @ (F.silu(gate) * up) * (1 if weighs_inputs else share)
+    largest = wanted.abs().max().item() + 1
+    torch.testing.assert_close(got.double(), wanted, atol=TOLERANCE[dtype] * largest, rtol=0)
+    alone = ExpertCall(x[5:6], ids[5:6], weights[5:6], "silu", weighs_inputs, added._replace(adapters=adapters[5:6]))
+    if not isinstance(packed, GroupedExperts):
+        assert torch.equal(ops.experts(packed, alone), got[5:6])

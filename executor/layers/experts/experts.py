@@ -11,9 +11,11 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts.adapted import ExpertAdapters
 from quire.executor.layers.experts.exchange import ExpertExchange
 from quire.executor.layers.experts.places import ExpertPlaces
-from quire.executor.layers.experts.stored import ExpertShape, StoredExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import StoredExperts
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import Shard
 from quire.ops.activations import Activation
@@ -63,6 +65,7 @@ class Experts:
         self._activation = activation
         self._weighs_inputs = weighs_inputs
         self._has_any = len(own) > 0
+        self._adapters = self._adapters_of(context, stored, shard, own)
         if self._has_any:
             try:
                 self._packed = context.packing.experts(
@@ -101,8 +104,22 @@ class Experts:
             return torch.zeros_like(x)
         if self._places is not None:
             ids = self._places.local(x, ids)
-        call = ExpertCall(x, ids, weights, self._activation, self._weighs_inputs)
+        low_rank = None if self._adapters is None else self._adapters.of_step(x)
+        call = ExpertCall(x, ids, weights, self._activation, self._weighs_inputs, low_rank)
         return self._ops.experts(self._packed, call)
+
+    def _adapters_of(
+        self, context: ModelContext, stored: StoredExperts, shard: Shard, own: Sequence[int]
+    ) -> ExpertAdapters | None:
+        """Returns the place of adapters; None: there are none, or experts or tokens move between ranks."""
+        place = context.adapters
+        moves = self._exchange is not None or (context.experts is not None and context.experts.is_balanced)
+        if place is None or moves or not own:
+            return None
+        first, down = stored.parts(self._shape, own[0], shard)
+        if not place.takes(*(part.name for part in (*first, down)), stored.mixture):
+            return None
+        return ExpertAdapters(context, place, stored, self._shape, own, shard)
 
     @property
     def places(self) -> ExpertPlaces:

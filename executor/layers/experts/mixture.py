@@ -8,7 +8,8 @@ from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
-from quire.executor.layers.experts.stored import ExpertShape, StoredExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import StoredExperts
 from quire.ops.activations import Activation
 from quire.ops.routing import ExpertRouter, Routing
 

@@ -38,6 +38,7 @@ class ExpertParallel:
         group: the ranks.
         num_engines: of the ranks.
         exchange: of tokens between engines; None if there is only one, or the model will not run.
+        is_balanced: experts may be moved between ranks.
         layers: the experts of each layer that was built.
     """
 
@@ -54,7 +55,7 @@ class ExpertParallel:
         self.num_engines = num_engines
         self.exchange = ExpertExchange(group) if isinstance(group, Lockstep) else None
         self._placement = placement
-        self._is_balanced = is_balanced
+        self.is_balanced = is_balanced
         self.layers: list[DividedExperts] = []
 
     @classmethod
@@ -77,7 +78,7 @@ class ExpertParallel:
     def without_layers(self) -> "ExpertParallel":
         """Returns the same division, for a model that is built once more."""
         return ExpertParallel(
-            self.group, self._placement, is_balanced=self._is_balanced, num_engines=self.num_engines
+            self.group, self._placement, is_balanced=self.is_balanced, num_engines=self.num_engines
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -93,5 +94,5 @@ class ExpertParallel:
             ModelLoadError: they cannot be placed as requested.
         """
         size = self.group.size
-        placement = ExpertMap.initial(num_experts, size, self._placement, is_balanced=self._is_balanced)
+        placement = ExpertMap.initial(num_experts, size, self._placement, is_balanced=self.is_balanced)
         return ExpertPlaces(placement, self.group.rank, num_experts, device, num_engines=self.num_engines)

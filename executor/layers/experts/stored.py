@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts.shape import ExpertShape
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantization.per_layer import check_mxfp4
@@ -18,16 +19,22 @@ from quire.ops.experts import ExpertWeights
 from quire.ops.quantized import QuantizedWeight
 
 
-class ExpertShape(NamedTuple):
-    """Sizes of a layer's experts, before they are split over ranks; `size` is one expert's intermediate size."""
-
-    num_experts: int
-    hidden_size: int
-    size: int
-
-
 class StoredExperts(Protocol):
     """A way to store the experts of a layer."""
+
+    @property
+    def mixture(self) -> str:
+        """The name of all experts together."""
+        ...
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Gates and ups alternate."""
+        ...
+
+    def parts(self, shape: ExpertShape, index: int, shard: Shard) -> tuple[list[LinearPart], LinearPart]:
+        """Returns one expert's layers: gates and ups, or ups alone, and the layer after them."""
+        ...
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         """Reads the rank's part of one expert; `shard` are its intermediate dimensions."""
@@ -47,17 +54,23 @@ class SeparateExperts:
     down: str = "down_proj"
     has_bias: bool = False
 
-    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
-        name, mixture = self.name.format(index), _mixture(self.name) if "{}" in self.name else ""
+    @property
+    def mixture(self) -> str:
+        return _mixture(self.name) if "{}" in self.name else ""
+
+    @property
+    def is_interleaved(self) -> bool:
+        return False
+
+    def parts(self, shape: ExpertShape, index: int, shard: Shard) -> tuple[list[LinearPart], LinearPart]:
+        name = self.name.format(index)
         first = [f"{name}.{part}" for part in (self.gate, self.up) if part is not None]
-        return _expert(
-            context,
-            context,
-            [LinearPart(part, shape.size, shard, mixture) for part in first],
-            LinearPart(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop), mixture),
-            shape,
-            self._biases(context, shape, name, [f"{part}.bias" for part in first], shard),
-        )
+        return _parts(first, f"{name}.{self.down}", self.mixture, shape, shard)
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        first, down = self.parts(shape, index, shard)
+        biases = self._biases(context, shape, self.name.format(index), [f"{part.name}.bias" for part in first], shard)
+        return _expert(context, context, first, down, shape, biases)
 
     def _biases(
         self, context: ModelContext, shape: ExpertShape, name: str, first: list[str], shard: Shard
@@ -86,9 +99,17 @@ class FusedExperts:
     is_interleaved: bool = False
     has_bias: bool = False
 
+    @property
+    def mixture(self) -> str:
+        return _mixture(self.gate_up, self.down)
+
+    def parts(self, shape: ExpertShape, index: int, shard: Shard) -> tuple[list[LinearPart], LinearPart]:
+        name = f"{self.mixture}.{index}"
+        return _parts([f"{name}.gate_proj", f"{name}.up_proj"], f"{name}.down_proj", self.mixture, shape, shard)
+
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         _, hidden_size, size = shape
-        mixture = _mixture(self.gate_up, self.down)
+        mixture = self.mixture
         gate_up = self._weight(context, self.gate_up, shape, index, (2 * size, hidden_size))
         gate, up = self._halves(gate_up)
         down = self._weight(context, self.down, shape, index, (hidden_size, size))
@@ -156,10 +177,22 @@ class StackedExperts:
     up: str
     down: str
 
+    @property
+    def mixture(self) -> str:
+        return _mixture(self.up, self.down)
+
+    @property
+    def is_interleaved(self) -> bool:
+        return False
+
+    def parts(self, shape: ExpertShape, index: int, shard: Shard) -> tuple[list[LinearPart], LinearPart]:
+        name = f"{self.mixture}.{index}"
+        return _parts([f"{name}.up_proj"], f"{name}.down_proj", self.mixture, shape, shard)
+
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         num_experts, hidden_size, size = shape
         stored, rows = (num_experts * size, hidden_size), Shard(0, index * size, (index + 1) * size)
-        mixture = _mixture(self.up, self.down)
+        mixture = self.mixture
         own = _OneExpert(
             {"up": context.read(self.up, stored, rows), "down": context.read(self.down, stored, rows).T.contiguous()}
         )
@@ -205,6 +238,15 @@ def _mixture(*names: str) -> str:
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
     common = ".".join(one for one, *others in parts if set(others) <= {one})
     return f"{common.removesuffix('.experts')}.experts"
+
+
+def _parts(
+    first: list[str], down: str, mixture: str, shape: ExpertShape, shard: Shard
+) -> tuple[list[LinearPart], LinearPart]:
+    """Returns one expert's layers by their names."""
+    inputs = Shard(1, shard.start, shard.stop)
+    parts = [LinearPart(name, shape.size, shard, mixture) for name in first]
+    return parts, LinearPart(down, shape.hidden_size, inputs, mixture)
 
 
 def _expert(

@@ -14,7 +14,8 @@ from quire.executor.layers.attention.shared import SharedAttention, ValueNormAtt
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
 from quire.executor.layers.experts.mixture import read_router
-from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, SeparateExperts, StoredExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.positions.rotary import RotaryEmbedding

@@ -10,7 +10,8 @@ from quire.executor.layers.attention.sequence import SequenceAttention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
 from quire.executor.layers.experts.mixture import read_router
-from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import SeparateExperts
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import Norm
 from quire.executor.layers.step_context import StepContext

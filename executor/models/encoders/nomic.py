@@ -8,7 +8,8 @@ from torch import Tensor
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, StackedExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import StackedExperts
 from quire.executor.models.decoder import FeedForward, SettingError, activation_of, size_of
 from quire.executor.models.encoders.heads import DenseForm, HeadForms
 from quire.executor.models.encoders.rotary import RotaryBertModel, RotaryForm

@@ -11,7 +11,8 @@ from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
 from quire.executor.layers.experts.mixture import Mixture, PartialLayer, RoutedExperts, read_router
-from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import SeparateExperts
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import NormStyle, RMSNorm

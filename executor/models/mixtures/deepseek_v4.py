@@ -16,7 +16,8 @@ from quire.executor.layers.attention.grouped_query import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
 from quire.executor.layers.experts.mixture import read_router
-from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import SeparateExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.positions.rotary import RotaryEmbedding

@@ -4,7 +4,8 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, stored_experts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import stored_experts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.models.decoder import (

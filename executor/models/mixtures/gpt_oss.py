@@ -5,7 +5,8 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, SettingError, attention_shape, layer_windows, size_of
 from quire.executor.weights.quantization.schemes import OF_EXPERTS, is_gguf, own_config

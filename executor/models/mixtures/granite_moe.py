@@ -4,7 +4,8 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.grouped_query import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, SeparateExperts, StoredExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.models.decoder import activation_of, size_of
 from quire.executor.models.dense.granite import GraniteForCausalLM
 from quire.executor.weights.quantization.schemes import is_gguf

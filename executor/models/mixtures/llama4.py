@@ -11,7 +11,8 @@ from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.attention.query_temperature import QueryTemperature, query_temperature
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, stored_experts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import stored_experts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext

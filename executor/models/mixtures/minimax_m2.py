@@ -4,7 +4,8 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import SeparateExperts
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, activation_of, attention_shape, norm_style, size_of
 from quire.executor.models.dense.olmo2 import Olmo2Attention

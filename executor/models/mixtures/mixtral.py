@@ -6,7 +6,8 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.grouped_query import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import SeparateExperts
 from quire.executor.models.decoder import activation_of, size_of
 from quire.executor.models.dense.llama import LlamaForCausalLM
 from quire.ops.routing import Routing

@@ -7,7 +7,8 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.grouped_query import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.mixture import Mixture, RoutedExperts
-from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts, stored_experts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import SeparateExperts, stored_experts
 from quire.executor.models.decoder import FeedForward, MLPMaker, activation_of, mlp_maker, size_of
 from quire.executor.models.dense.qwen2 import Qwen2ForCausalLM, sliding_windows
 from quire.ops.routing import Routing

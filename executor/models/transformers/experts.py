@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
-from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, SeparateExperts
+from quire.executor.layers.experts.shape import ExpertShape
+from quire.executor.layers.experts.stored import FusedExperts, SeparateExperts
 from quire.executor.models.transformers.programs.evaluation import agree, examples
 from quire.executor.weights.quantization.formats.gguf import Gguf
 from quire.executor.weights.readers import Shard, Stored, StoredRows

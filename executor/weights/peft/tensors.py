@@ -43,11 +43,13 @@ class ModuleTensors:
             [num_tokens, size].
         keys: the tensors' names in the file, by kind.
         token_ids: of the "tokens".
+        full_name: by which PEFT's patterns look for it.
     """
 
     module: str
     scale: float
     token_ids: list[int]
+    full_name: str
     by_kind: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
@@ -91,7 +93,7 @@ class PeftCheckpoint:
         tensors = self.modules.get(module)
         if tensors is None:
             name = full_name(match["module"])
-            tensors = ModuleTensors(module, self.config.scale(name), self.config.trained_tokens(name))
+            tensors = ModuleTensors(module, self.config.scale(name), self.config.trained_tokens(name), name)
             self.modules[module] = tensors
         if kind in tensors.by_kind:
             raise ModelLoadError(f"The adapter has {tensors.keys[kind]} and {key} for the same module.")

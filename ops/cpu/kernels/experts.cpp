@@ -65,6 +65,25 @@ struct Layer {
     }
 };
 
+// Adds b (a x) to `out`: `a` has `rank` rows of each part, `most` apart, and a part's outputs follow those before it.
+template <class X, class T>
+void add_low_rank(const X* x, const T* a, const T* b, long parts, long rank, long most, long inputs, long outputs,
+                  float* out) {
+    const long part_size = outputs / parts;
+    for (long part = 0; part < parts; part++, out += part_size)
+        for (long r = 0; r < rank; r++) {
+            const T *row = a + (part * most + r) * inputs, *column = b + r * outputs + part * part_size;
+            Floats products = {};
+            for (long i = 0; i < inputs; i += LANES)
+                products = multiply_add(load(x + i, inputs - i), load(row + i, inputs - i), products);
+            const Floats factor = fill(sum(products));
+            for (long i = 0; i < part_size; i += LANES) {
+                const long left = std::min<long>(LANES, part_size - i);
+                store(out + i, multiply_add(factor, load(column + i, left), load(out + i, left)), left);
+            }
+        }
+}
+
 // Some of a call's tokens, from first_token on.
 struct Tokens {
     const ExpertsCall& call;
@@ -77,6 +96,7 @@ struct Tokens {
     float* outputs;  // [pairs][hidden], in the pairs' order
     std::vector<int32_t> order;  // pairs by expert
     std::vector<Block> blocks;
+    std::vector<float> added;  // what adapters add to a layer: [pairs][its outputs]; empty: nothing
 
     void sort() {
         const long pairs = count * call.top_k;
@@ -159,10 +179,34 @@ struct Tokens {
 
     float weight_of(long pair) const { return call.weights[first_token * call.top_k + pair]; }
 
+    long num_parts() const { return call.gate_up_form.is_gated || up ? 2 : 1; }
+
+    // Computes what adapters add to a layer of `outputs`; from(place) is the address of a pair's inputs.
+    template <class T, class From> void multiply_adapters(const void* a, const void* b, long parts, long inputs,
+                                                          long outputs, From from) {
+        added.assign(count * call.top_k * outputs, 0);
+        for_each((long)blocks.size(), call.num_threads, [&](long i) {
+            const Block& block = blocks[i];
+            for (long place = block.first; place < block.first + block.tiles.rows; place++) {
+                const long adapter = call.adapters[first_token + order[place] / call.top_k];
+                if (adapter < 0) continue;
+                const long own = adapter * call.num_experts + block.expert;
+                add_low_rank(from(place), (const T*)a + own * parts * call.rank * inputs,
+                             (const T*)b + own * call.rank * outputs, parts, call.ranks[own], call.rank, inputs, outputs,
+                             added.data() + place * outputs);
+            }
+        });
+    }
+
+    // What adapters add to outputs of a pair from number `at` on, of `outputs`.
+    Floats from_adapter(long place, long outputs, long at, long left) const {
+        return added.empty() ? Floats{} : load(added.data() + place * outputs + at, left);
+    }
+
     // Writes the activations of up to LANES outputs without gates from number `at` on.
     void activate_ups(long expert, long at, const float* sums, long place) const {
         const long left = std::min<long>(LANES, call.size - at), output = expert * call.size + at;
-        Floats ups = load(sums) * input_weight(place);
+        Floats ups = (load(sums) + from_adapter(place, call.size, at, left)) * input_weight(place);
         if (call.gate_up_bias) ups += load(call.gate_up_bias + output, left);
         store(inner + place * call.size + at, activate(ups, call.activation), left);
     }
@@ -171,7 +215,9 @@ struct Tokens {
     void activate_gates(long expert, long at, const float* gates, const float* ups, long place) const {
         const long left = std::min<long>(LANES, call.size - at), outputs = expert * 2 * call.size;
         const float weight = input_weight(place);
-        Floats halves[2] = {load(gates) * weight, load(ups) * weight};
+        Floats halves[2] = {load(gates), load(ups)};
+        for (int i = 0; i < 2; i++)
+            halves[i] = (halves[i] + from_adapter(place, 2 * call.size, i * call.size + at, left)) * weight;
         if (call.gate_up_bias)
             for (int i = 0; i < 2; i++) halves[i] += load(call.gate_up_bias + outputs + i * call.size + at, left);
         store(inner + place * call.size + at, gated(halves[0], halves[1], call.activation), left);
@@ -179,16 +225,17 @@ struct Tokens {
 
     void compute_outputs() const {
         compute_sums(down, [&](long expert, long place, long panel, const float* sums) {
-            write_outputs(expert, order[place], panel * PANEL, sums);
+            write_outputs(expert, place, panel * PANEL, sums);
         });
     }
 
-    void write_outputs(long expert, long pair, long first, const float* sums) const {
+    void write_outputs(long expert, long place, long first, const float* sums) const {
+        const long pair = order[place];
         const Floats weight = fill(call.weighs_inputs ? 1 : weight_of(pair));
         const long end = std::min(first + PANEL, call.hidden);
         for (long at = first; at < end; at += LANES, sums += LANES) {
             const long left = std::min<long>(LANES, end - at), output = expert * call.hidden + at;
-            Floats value = load(sums);
+            Floats value = load(sums) + from_adapter(place, call.hidden, at, left);
             if (call.down_bias) value += load(call.down_bias + output, left);
             store(outputs + pair * call.hidden + at, value * weight, left);
         }
@@ -217,13 +264,25 @@ struct Tokens {
         const auto inputs = [&](long place) {
             return (const uint8_t*)call.x + (first_token + order[place] / call.top_k) * row_size;
         };
+        if (call.adapters)
+            with_type(call.dtype, [&](auto* type) {
+                using T = std::remove_pointer_t<decltype(type)>;
+                multiply_adapters<T>(call.gate_up_a, call.gate_up_b, num_parts(), call.hidden, num_parts() * call.size,
+                                     [&](long place) { return (const T*)inputs(place); });
+            });
         pack(gate_up.weight, call.gate_up_order, call.dtype, inputs);
         compute_inner();
         if (up) {
             pack(up->weight, call.up_order, call.dtype, inputs);
             compute_ups();
         }
-        pack(down.weight, call.down_order, FLOAT32, [&](long place) { return inner + place * call.size; });
+        const auto activated = [&](long place) { return inner + place * call.size; };
+        if (call.adapters)
+            with_type(call.dtype, [&](auto* type) {
+                multiply_adapters<std::remove_pointer_t<decltype(type)>>(call.down_a, call.down_b, 1, call.size,
+                                                                         call.hidden, activated);
+            });
+        pack(down.weight, call.down_order, FLOAT32, activated);
         compute_outputs();
         with_type(call.dtype, [&](auto* type) { add<std::remove_pointer_t<decltype(type)>>(); });
     }
@@ -232,7 +291,8 @@ struct Tokens {
 int run_experts(const ExpertsCall& call, const Layer& gate_up, const Layer* up, const Layer& down) {
     const long widest = std::max(gate_up.weight.row_bytes(), down.weight.row_bytes());
     const long row_bytes = round_up(std::max(widest, up ? up->weight.row_bytes() : 0), 4);
-    const long bytes = call.top_k * (row_bytes + (long)sizeof(float) * (call.hidden + call.size));  // of a token
+    const long added = call.adapters ? std::max(call.hidden, 2 * call.size) : 0;
+    const long bytes = call.top_k * (row_bytes + (long)sizeof(float) * (call.hidden + call.size + added));  // of a token
     const long most = std::clamp(MOST_BYTES / std::max(1L, bytes), 1L, std::max<long>(1, call.rows));
     const long num_blocks = (call.rows + most - 1) / most;
     const std::unique_ptr<uint8_t, decltype(&std::free)> memory(
@@ -242,7 +302,7 @@ int run_experts(const ExpertsCall& call, const Layer& gate_up, const Layer* up, 
         const long count = call.rows / num_blocks + (i < call.rows % num_blocks), pairs = count * call.top_k;
         float* inner = (float*)(memory.get() + pairs * row_bytes);
         float* outputs = inner + pairs * call.size;
-        Tokens{call, gate_up, up, down, first, count, memory.get(), inner, outputs, {}, {}}.compute();
+        Tokens{call, gate_up, up, down, first, count, memory.get(), inner, outputs, {}, {}, {}}.compute();
         first += count;
     }
     return 0;

@@ -122,8 +122,12 @@ struct ExpertsCall {
     const float *gate_up_bias, *down_bias;      // [num_experts, outputs], or null
     const int64_t* ids;                         // [rows, top_k], dense
     const float* weights;                       // [rows, top_k], dense
+    // Low-rank weights of adapters, of the type of x, dense: of adapter n's expert e, number n * num_experts + e has
+    // [num_parts * rank, inputs] and [rank, outputs], where gates and ups are two parts. Null: there are none.
+    const void *gate_up_a, *gate_up_b, *down_a, *down_b;
+    const int64_t *adapters, *ranks;            // [rows], or -1; [num_adapters * num_experts], at most `rank`
     void* out;                                  // [rows, hidden], dense
-    int64_t rows, x_stride, hidden, size, num_experts, top_k, activation;
+    int64_t rows, x_stride, hidden, size, num_experts, top_k, activation, rank;
     WeightForm gate_up_form;  // not gated: `size` outputs an expert
     WeightForm up_form;
     WeightForm down_form;

@@ -252,7 +252,7 @@ def test_config_file_supplies_required_options(config_file: Callable[[str], str]
     ("text", "pieces"),
     [
         ("max-num-sqs: 1", ["did you mean --max-num-seqs?"]),
-        ("enable-moe-shared-loras: true", ["--enable-moe-shared-loras is not supported"]),
+        ("enable-tower-connector-lora: true", ["--enable-tower-connector-lora is not supported"]),
         ("port: 70000", ["port", "at most 65535"]),
         ('api-key: ""', ["api-key", "is empty"]),
         ('api-key: [a, ""]', ["api-key", "is empty"]),

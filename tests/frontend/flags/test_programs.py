@@ -34,8 +34,8 @@ def test_an_option_that_is_not_given_has_its_default() -> None:
 
 def test_a_flag_that_quire_does_not_have_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parser().parse_args(["--enable-moe-shared-loras"])
-    assert "--enable-moe-shared-loras is not supported" in capsys.readouterr().err
+        parser().parse_args(["--enable-tower-connector-lora"])
+    assert "--enable-tower-connector-lora is not supported" in capsys.readouterr().err
 
 
 def test_help_tells_of_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "piece"),
     [
-        ("--enable-moe-shared-loras", "experts"),
+        ("--enable-tower-connector-lora", "media"),
         ("--swap-space 16", "KV cache"),
         ("--no-disable-log-requests", "--enable-log-requests"),
         ("--ngram-prompt-lookup-max 4", "--speculative-config.prompt_lookup_max"),
@@ -127,13 +127,13 @@ def test_keywords_that_ask_for_nothing_are_left_out() -> None:
     assert read_keywords({"model": "m", **neutral}) == EngineArgs.from_flat(model="m")
     with pytest.raises(ConfigError, match=r"Option 'swap_space': --swap-space 16 is not supp"):
         read_keywords({"swap_space": 16})
-    with pytest.raises(ConfigError, match=r"Option 'enable_moe_shared_loras': --enable-moe-shared-loras is not"):
-        read_keywords({"enable_moe_shared_loras": True})
+    with pytest.raises(ConfigError, match=r"Option 'enable_tower_connector_lora': --enable-tower-connector-lora is"):
+        read_keywords({"enable_tower_connector_lora": True})
 
 
 def test_a_misspelt_unsupported_flag_gets_its_name_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal("--enable-mixed-moe-lora-formats", capsys)
-    assert "did you mean --enable-mixed-moe-lora-format?" in line
+    line = refusal("--enable-tower-connector-loras", capsys)
+    assert "did you mean --enable-tower-connector-lora?" in line
     assert "not supported" in line
 
 
