@@ -7,6 +7,7 @@ from types import ModuleType
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
+from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES, WITH_ROTATION
 from quire.executor.models.base import EncoderDecoder, Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
@@ -111,6 +112,13 @@ def build_own(spec: ModelSpec, context: ModelContext) -> Model:
 def _with_towers(model: Model, spec: ModelSpec, context: ModelContext) -> Model:
     """Adds the towers that the class of a checkpoint has in Transformers, if it has a decoder among other parts."""
     if not context.reads_media or "text_config" not in spec.config_json or isinstance(model, EncoderDecoder):
+        return model
+    if any(isinstance(layer, LatentKV) and layer.rate > 1 for layer in model.kv_layers):
+        logger.info(
+            "%s reads text alone: its file keeps rows of several tokens together, rotated by their positions, which "
+            "images shift",
+            spec.architecture,
+        )
         return model
     # Imported here because it takes a second, and few models need it.
     from quire.executor.models.transformers import build_towers_beside

@@ -37,3 +37,8 @@ def test_a_decoder_without_its_towers_is_itself(tmp_path: Path) -> None:
     spec = read_spec(tmp_path)
     assert isinstance(load_model(spec, reads_media=True), ReadingDecoder)
     assert not isinstance(load_model(spec), ReadingDecoder)
+
+
+def test_a_decoder_that_rotates_tokens_together_has_no_towers(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen4_exp")
+    assert not isinstance(load_model(read_spec(tmp_path), reads_media=True), ReadingDecoder)
