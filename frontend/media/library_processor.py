@@ -137,7 +137,7 @@ def _reader_of(config: PretrainedConfig) -> PretrainedConfig:
 
 def _inner_processor(processor: Any, config: PretrainedConfig) -> Any:
     """The processor of the model inside one for retrieval: that one's own writes the text around an image itself."""
-    kind = PROCESSOR_MAPPING[type(config)]
+    kind: Any = PROCESSOR_MAPPING[type(config)]
     parts = {"image_processor": processor.image_processor, "tokenizer": processor.tokenizer}
     return kind(**parts, chat_template=processor.chat_template)
 
