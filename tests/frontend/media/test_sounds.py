@@ -232,4 +232,4 @@ def test_a_helper_decodes_and_refuses(folder: Path) -> None:
 )
 def test_limits_end_the_helper_or_the_question(folder: Path, limits: dict[str, Any], reason: str) -> None:
     with pytest.raises(ParameterError, match=reason):
-        ask(MediaDecoder(str(folder), **limits), wav(sound(seconds=9.0)))
+        ask(MediaDecoder(str(folder), **limits), wav(sound(seconds=9.0, rate=192_000), 192_000))
