@@ -368,6 +368,11 @@ class AsyncLLM(EngineControl):
         """The `lora_int_id` of the adapters that requests brought."""
         return self.adapters.brought
 
+    async def reset_mm_cache(self) -> None:
+        """Forgets the processed images, videos and sounds that are kept for later prompts."""
+        if self.media is not None:
+            self.media.reader.forget()
+
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests. Their streams end with an output with finish_reason "abort". Unknown ids are ignored.
 

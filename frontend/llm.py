@@ -289,6 +289,10 @@ class LLM(VectorLLM):
         """Removes the pages that no request uses from the prefix cache; arguments and result as `AsyncLLM`'s."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
+    def reset_mm_cache(self) -> None:
+        """Forgets the processed media that are kept for later prompts."""
+        self.llm_engine.reset_mm_cache()
+
     def start_profile(
         self,
         profile_prefix: str | None = None,

@@ -112,6 +112,10 @@ class MediaReader:
         """What the model reads besides text, once the engine has started."""
         return self._kinds()
 
+    def forget(self) -> None:
+        """Forgets the items that are kept for later prompts."""
+        self._cache.clear()
+
     def check(self, parts: Sequence[MediaPart]) -> None:
         """Raises ParameterError if the model does not read such items, or a prompt must not have as many."""
         for part in parts:
@@ -318,6 +322,10 @@ class _Cache:
         while self._num_bytes > self._max_bytes:
             _, oldest = self._items.popitem(last=False)
             self._num_bytes -= _size(oldest)
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._num_bytes = 0
 
 
 def _size(made: ReadyItem) -> int:

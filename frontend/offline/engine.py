@@ -254,6 +254,10 @@ class LLMEngine:
         """Removes the pages that no request uses from the prefix cache; arguments and result as `AsyncLLM`'s."""
         return self.run(self.async_llm.reset_prefix_cache(reset_running_requests, reset_connector))
 
+    def reset_mm_cache(self) -> None:
+        """Forgets the processed media that are kept for later prompts."""
+        self.run(self.async_llm.reset_mm_cache())
+
     def start_profile(
         self,
         profile_prefix: str | None = None,

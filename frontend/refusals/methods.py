@@ -9,7 +9,7 @@ _WEIGHTS = "Quire reads weights when it starts, and does not exchange them later
 _LORA = "an adapter is loaded when a request brings it (lora_request), or by `add_lora` of the engine."
 _PAUSE = "Quire's scheduler does not pause; abort requests, or send none."
 _DATA_PARALLEL = "Quire runs one engine; start several servers for more."
-_MEDIA = "Quire's models read text alone, so there is no cache of media."
+_TOWERS = "what towers computed is kept in the prefix cache alone: reset_prefix_cache drops it."
 
 _REASONS = {
     **dict.fromkeys(("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"), _SLEEP),
@@ -24,7 +24,7 @@ _REASONS = {
     "pin_lora": "adapters leave the memory in the order of their last use; max_cpu_loras bounds how many are there.",
     **dict.fromkeys(("pause_generation", "resume_generation", "is_paused"), _PAUSE),
     **dict.fromkeys(("scale_elastic_ep", "has_unfinished_requests_dp", "handle_fault"), _DATA_PARALLEL),
-    **dict.fromkeys(("reset_mm_cache", "reset_encoder_cache"), _MEDIA),
+    "reset_encoder_cache": _TOWERS,
     "notify_kv_transfer_request_rejected": "Quire transfers no KV cache between engines.",
     "get_kv_event_sources": "Quire publishes no events of its KV cache.",
     "from_vllm_config": "Quire resolves options itself; use from_engine_args.",

@@ -39,7 +39,7 @@ WEIGHTS = dict.fromkeys(
 )
 SLEEP = {"sleep": None, "wake_up": None, "release_kv_cache_memory": None}
 LORA = {"add_lora": "lora_request", "remove_lora": "lora_id", "list_loras": "", "pin_lora": None}
-MEDIA = {"reset_mm_cache": None}
+MEDIA = {"reset_mm_cache": ""}
 SHARED = {
     "get_tokenizer": "",
     "get_metrics": "",

@@ -48,7 +48,8 @@ def server(media: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         "--limit-mm-per-prompt", '{"image": 2}', "--allowed-local-media-path", str(media),
         "--allowed-media-domains", "127.0.0.1", "--enable-mm-embeds",
     )  # fmt: skip
-    process = ServerProcess(tmp_path_factory.mktemp("server"), str(folder), *arguments)
+    env = {"QUIRE_SERVER_DEV_MODE": "1"}
+    process = ServerProcess(tmp_path_factory.mktemp("server"), str(folder), *arguments, env=env)
     try:
         yield process.wait_until_ready()
     finally:
@@ -246,6 +247,9 @@ def test_items_that_are_kept_are_counted(client: openai.OpenAI, model: str, serv
     for expected in (0, 2):
         chat(client, model, url, url if expected else data_url(encoded(make_image(43, 41, 9))))
         assert counted() == [queries + 2 + expected, hits + expected]
+    assert httpx.post(f"{server.base_url}/reset_mm_cache").status_code == 200
+    chat(client, model, url)
+    assert counted() == [queries + 5, hits + 2]
 
 
 def test_more_images_than_the_limit_are_refused(client: openai.OpenAI, model: str) -> None:

@@ -32,7 +32,7 @@ LACKING = {
         POST /init_weight_transfer_engine  POST /shutdown_weight_transfer_engine  POST /update_weights
         POST /start_weight_update  POST /start_draft_weight_update  POST /finish_weight_update
         POST /update_weight_version""",
-    "there is no cache of them": "POST /reset_encoder_cache  POST /reset_mm_cache",
+    "in the prefix cache": "POST /reset_encoder_cache",
     "functions of clients": "POST /collective_rpc",
     "add or remove engines": "POST /is_scaling_elastic_ep  POST /scale_elastic_ep",
     "starts them again by itself": "POST /fault_tolerance/apply  GET /fault_tolerance/status",
@@ -42,7 +42,7 @@ LACKING = {
     "--enable-tokenizer-info-endpoint": "GET /tokenizer_info",
     "--profiler-config": "POST /start_profile  POST /stop_profile",
     "QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1": "POST /v1/load_lora_adapter  POST /v1/unload_lora_adapter",
-    "QUIRE_SERVER_DEV_MODE=1": "POST /reset_prefix_cache  GET /server_info",
+    "QUIRE_SERVER_DEV_MODE=1": "POST /reset_prefix_cache  POST /reset_mm_cache  GET /server_info",
 }
 """What the answer says, and the routes that it says it of."""
 
