@@ -1,5 +1,6 @@
 """The route of realtime transcriptions, a websocket."""
 
+import functools
 import importlib.util
 from typing import Any
 
@@ -33,7 +34,8 @@ def realtime_routes(
             await door.refuse(socket, error)
             return
         await socket.accept()
-        session = RealtimeSession(service, state, errors, _sender(socket), charge_of(socket.scope))
+        check = functools.partial(door.check, socket)
+        session = RealtimeSession(service, state, errors, _sender(socket), check, charge_of(socket.scope))
         code = await session.run(socket.iter_data("text"))
         if code is not None:
             await socket.close(code)

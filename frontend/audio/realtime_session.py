@@ -39,6 +39,8 @@ from quire.frontend.outputs import RequestOutput
 
 GOING_AWAY, TOO_BIG, TRY_LATER = 1001, 1009, 1013
 """Codes of a websocket's end (RFC 6455, 7.4)."""
+MOST_WAITING = 64
+"""Clips and ends of utterances that may wait."""
 
 
 class _Utterance:
@@ -76,6 +78,7 @@ class RealtimeSession:
     Args:
         state: of the server; what was committed is finished while it drains.
         send: sends an event to the client. Raises OSError if it is gone.
+        check: raises for a client that may not connect any more.
         charge: what the samples take of the bytes for all bodies; None: there is no limit.
     """
 
@@ -85,12 +88,14 @@ class RealtimeSession:
         state: ServerState,
         errors: ErrorReporter,
         send: Callable[[ServerEvent], Awaitable[None]],
+        check: Callable[[], Awaitable[None]],
         charge: BodyCharge | None,
     ) -> None:
         self._speech = speech
         self._state = state
         self._errors = errors
         self._send = send
+        self._check = check
         self._charge = charge
         self._max_bytes = int(envs.read_float("MAX_AUDIO_CLIP_FILESIZE_MB") * 2**20)
         self._buffer = SoundBuffer(speech.clip_seconds())
@@ -133,6 +138,10 @@ class RealtimeSession:
                 self._state.check_ready()
                 if (code := await self._handle(message)) is not None:
                     return code
+                if self._waiting.qsize() > MOST_WAITING:
+                    text = f"More than {MOST_WAITING} clips and commits wait; send slower."
+                    await self._send(RealtimeError(text, "too_much_audio"))
+                    return TOO_BIG
             except EventError as error:
                 await self._send(RealtimeError(str(error), error.code))
             except QuireError as error:
@@ -156,6 +165,8 @@ class RealtimeSession:
         return None
 
     async def _append(self, audio: str) -> int | None:
+        if self._request is None and self._buffer.is_full:
+            raise _no_session()
         try:
             data = base64.b64decode(audio, validate=True)
             self._buffer.add(data)
@@ -186,7 +197,7 @@ class RealtimeSession:
 
     def _commit(self, *, is_final: bool) -> None:
         if self._request is None:
-            raise EventError("Send session.update with a model first.", "model_not_validated")
+            raise _no_session()
         for clip in self._buffer.take_rest():
             self._hand_on(clip)
         if self._has_sound or is_final:
@@ -216,6 +227,8 @@ class RealtimeSession:
             except OSError:
                 return None  # the client is gone
             except Exception as error:  # of any clip; those after it may go well
+                if self._gone.is_set():
+                    return None
                 await self._refuse(error, "processing_error")
             finally:
                 if clip is not None:
@@ -225,6 +238,7 @@ class RealtimeSession:
 
     async def _transcribe(self, clip: bytes) -> None:
         assert self._request is not None, "clips are handed on after the first session.update"
+        await self._check()  # keys may have changed since
         if (caller := current_caller()) is not None:
             await caller.admit_request()
         written, request = self._written, self._request
@@ -246,3 +260,7 @@ class RealtimeSession:
     async def _refuse(self, error: Exception, code: str) -> None:
         problem = self._errors.report(error, "a realtime transcription")
         await self._send(RealtimeError(problem.message, code))
+
+
+def _no_session() -> EventError:
+    return EventError("Send session.update with a model first.", "model_not_validated")

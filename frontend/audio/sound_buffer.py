@@ -27,6 +27,11 @@ class SoundBuffer:
         """Of all samples here."""
         return len(self._data)
 
+    @property
+    def is_full(self) -> bool:
+        """True if there is a clip."""
+        return len(self._data) > self._longest * _WIDTH
+
     def add(self, data: bytes) -> None:
         """Adds little-endian integers. Raises ValueError if these are no whole samples."""
         if not data or len(data) % _WIDTH:
@@ -35,7 +40,7 @@ class SoundBuffer:
 
     def take_clip(self) -> bytes | None:
         """The first clip, at whose end no later sample changes anything; None: more must come before."""
-        if len(self._data) <= self._longest * _WIDTH:
+        if not self.is_full:
             return None
         samples = np.frombuffer(bytes(self._data[: self._longest * _WIDTH]), "<i2") / np.float32(32768)
         return self._take(first_clip(samples, RATE, self._longest) * _WIDTH)

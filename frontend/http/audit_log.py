@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from litestar.types import HTTPScope
+from litestar.types import HTTPScope, WebSocketScope
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
@@ -64,7 +64,7 @@ class AuditLog:
 
     def add(
         self,
-        scope: HTTPScope,
+        scope: HTTPScope | WebSocketScope,
         *,
         request_id: str,
         method: str,

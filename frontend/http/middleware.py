@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send, WebSocketScope
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
 from quire.core.logging import REQUEST_ID
@@ -127,21 +127,37 @@ class RequestObserver:
         if scope["type"] == "http":
             await self._observe(cast(HTTPScope, scope), receive, send)
         elif scope["type"] == "websocket":
-            await self._pass(scope, receive, send)
+            await self._pass(cast(WebSocketScope, scope), receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a websocket on. What it keeps of messages counts as a body does."""
+    async def _pass(self, scope: WebSocketScope, receive: Receive, send: Send) -> None:
+        """Passes a websocket on. What it keeps of messages counts as a body does; the audit has a line of it."""
+        started_at, usage = time.monotonic(), CallUsage()
         self._strip_root_path(scope)
+        messages = _Messages(receive, send)
+        if self._audit is not None:
+            CALL_USAGE.set(usage)
         charge = None if self._bodies is None else self._bodies.charge()
         if charge is not None:
             charge.attach(cast("dict[str, Any]", scope))
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, messages.receive, messages.send)
         finally:
             if charge is not None:
                 charge.release()
+            if self._audit is not None:
+                self._audit.add(
+                    scope,
+                    request_id=_ensure_request_id(scope).decode("latin-1")[:MAX_ID_CHARACTERS],
+                    method="GET",
+                    status=messages.status,
+                    is_whole=True,
+                    seconds=time.monotonic() - started_at,
+                    request_bytes=messages.num_received,
+                    response_bytes=messages.num_sent,
+                    usage=usage,
+                )
 
     def _strip_root_path(self, scope: Scope) -> None:
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
@@ -185,6 +201,29 @@ class RequestObserver:
                     response_bytes=exchange.response_bytes,
                     usage=usage,
                 )
+
+
+class _Messages:
+    """The messages of one websocket: counts their bytes, and notes how the handshake was answered."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.status = 500
+        self.num_received = self.num_sent = 0
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Any:
+        message: Any = await self._receive()
+        self.num_received += len(message.get("text") or message.get("bytes") or "")
+        return message
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "websocket.accept":
+            self.status = 101
+        elif message["type"] == "websocket.http.response.start":
+            self.status = message["status"]
+        self.num_sent += len(message.get("text") or message.get("bytes") or message.get("body") or "")
+        await self._send(message)
 
 
 class _Exchange:
@@ -267,7 +306,7 @@ class _Exchange:
 _FRESH_ID = FRESH_ID_HEADER.lower().encode()
 
 
-def _ensure_request_id(scope: HTTPScope) -> bytes:
+def _ensure_request_id(scope: HTTPScope | WebSocketScope) -> bytes:
     """The client's X-Request-Id, or a fresh id, which also becomes the answer's if its body names none."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and value:

@@ -245,7 +245,7 @@ class MediaReader:
         return await self._decoder.ask(
             self._question(work.part, content),
             ReadyItem,
-            num_bytes=len(content.data),
+            num_bytes=len(content.data) + len(content.grid or b""),
             param=work.part.param,
             on_begin=work.begin,
         )

@@ -204,6 +204,8 @@ class RequestIntake:
         longest = self.pooling.longest_prompt(pooling, self.limit)
         read = await self._read(submission, None, must_fit=longest == self.limit.longest_prompt)
         submission = submission.invoked_by(read.token_ids)
+        if read.media:  # a part of a long prompt would lack its items
+            longest = min(longest or self.limit.longest_prompt, self.limit.longest_prompt)
         if longest is not None and len(read.token_ids) > longest:
             raise self.limit.too_long(len(read.token_ids), longest)
         pooling = pooling.without_lead(read.num_lead_tokens)

@@ -1,6 +1,7 @@
 """Reads what a tower has made of an image elsewhere, in place of the image."""
 
 import io
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class RowsReader:
         self._num_layers = len(getattr(vision_config, "deepstack_visual_indexes", None) or ())
         self._has_layer_inputs = bool(getattr(text_config, "hidden_size_per_layer_input", 0))
         self._has_grid = _GRID in tried.facts
-        self._merge = int(getattr(library.processor.image_processor, "merge_size", 1)) ** 2
+        self._merge = int(getattr(library.processor.image_processor, "merge_size", 1))
         self._row: str = library.processor.tokenizer.convert_ids_to_tokens(mark.token_id)
         before, rows, after = tried.text.partition(self._row * tried.num_rows)
         self._around = (before, after) if rows else None
@@ -63,8 +64,11 @@ class RowsReader:
         grid = _load(data)
         if grid.is_floating_point() or grid.is_complex() or grid.numel() != 3 or bool((grid < 1).any()):
             raise MediaError(f"has {_GRID} that is not three whole numbers from 1")
-        if int(grid.prod()) != num_rows * self._merge:
-            raise MediaError(f"has {num_rows} rows, and {_GRID} says {int(grid.prod()) / self._merge:g}")
+        sizes = [int(size) for size in grid.flatten().tolist()]
+        if any(size % self._merge for size in sizes[1:]):
+            raise MediaError(f"has {_GRID} whose height or width is no multiple of {self._merge} patches")
+        if math.prod(sizes) != num_rows * self._merge**2:
+            raise MediaError(f"has {num_rows} rows, and {_GRID} says {math.prod(sizes) // self._merge**2}")
         return grid.reshape(1, 3).to(torch.int64)
 
 
@@ -79,4 +83,6 @@ def _load(data: bytes) -> torch.Tensor:
         raise MediaError(f"is no tensor as torch.save writes it ({type(error).__name__}: {message})") from None
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         raise MediaError("is no plain tensor")
-    return value
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise MediaError("repeats its numbers by strides; save a copy of it")
+    return value.detach()

@@ -1,10 +1,13 @@
 """/v1/realtime, by a server of a tiny Whisper and a real client: the text is that of the whole file."""
 
 import base64
+import contextlib
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,13 +27,18 @@ FIELDS: dict[str, Any] = {"language": "en", "temperature": 0, "max_completion_to
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit") / "audit.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, audit: Path) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("realtime")
     write_whisper(folder)
     arguments = (
         str(folder), "--served-model-name", "ears", "--num-gpu-blocks-override", "200", "--dtype", "float32",
-        "--max-num-seqs", "8", "--api-key", "secret", "--shutdown-timeout", "30", "--allowed-origins",
-        '["https://ours.example"]',
+        "--max-num-seqs", "8", "--audit-log-path", str(audit), "--api-key", "secret",
+        "--shutdown-timeout", "30", "--allowed-origins", '["https://ours.example"]',
     )  # fmt: skip
     process = ServerProcess(folder, *arguments, env={"QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB": "0.25"})
     try:
@@ -157,7 +165,7 @@ def test_wrong_events_are_told_and_the_session_goes_on(server: ServerProcess) ->
 def test_too_many_samples_end_the_session(server: ServerProcess) -> None:
     with opened(server) as client:
         hear(client)
-        append(client, np.zeros(140_000, np.float32), 30_000)
+        append(client, np.zeros(140_000, np.float32), 140_000)
         event = hear(client)
         assert event["code"] == "too_much_audio"
         assert "MAX_AUDIO_CLIP_FILESIZE_MB" in event["error"]
@@ -215,6 +223,62 @@ def test_a_client_that_hangs_up_frees_all(server: ServerProcess) -> None:
         raise AssertionError("requests of a client that is gone still run")
     with opened(server) as client:
         assert hear(client)["type"] == "session.created"
+
+
+def test_sounds_without_a_session_are_bounded(server: ServerProcess) -> None:
+    with opened(server) as client:
+        assert hear(client)["type"] == "session.created"
+        for _ in range(2):
+            append(client, sound(5, 3.0), num_samples=100_000)
+        assert hear(client)["code"] == "model_not_validated"
+
+
+def test_commits_that_wait_are_bounded(server: ServerProcess) -> None:
+    with opened(server) as client:
+        tell(client, "session.update", model="ears", **FIELDS)
+        for _ in range(100):
+            append(client, sound(5, 0.01))
+            tell(client, "input_audio_buffer.commit", final=True)
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                hear(client)
+    assert client.close_code == 1009
+
+
+def test_a_client_that_pings_and_reads_nothing_fills_no_memory(server: ServerProcess) -> None:
+    """Its pings are read, and answered as long as it takes the answers."""
+    num_pings = 200_000
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", server.port))
+        raw.sendall(
+            b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+            b"Authorization: Bearer secret\r\n\r\n"
+        )
+        assert raw.recv(12) == b"HTTP/1.1 101"
+        ping = b"\x89\xfd" + bytes(4) + b"x" * 125
+        raw.sendall(ping * num_pings)
+        raw.settimeout(2)
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            while data := raw.recv(1 << 20):
+                num_bytes += len(data)
+    assert 0 < num_bytes < 127 * num_pings / 2
+
+
+def test_the_audit_has_a_line_for_each_connection(server: ServerProcess, audit: Path) -> None:
+    with pytest.raises(InvalidStatus):
+        opened(server, headers={})
+    with opened(server) as client:
+        hear(client)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        if {401, 101} <= {line["status"] for line in lines if line["path"] == "/v1/realtime"}:
+            return
+        time.sleep(0.05)
+    raise AssertionError(lines)
 
 
 def test_what_was_committed_is_finished_when_the_server_stops(server: ServerProcess) -> None:
