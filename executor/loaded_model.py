@@ -12,6 +12,7 @@ from quire.core.logging import get_logger
 from quire.core.wire.rank import Rank
 from quire.executor.layers.adapters import AdapterLimits, Adapters
 from quire.executor.layers.experts.parallel import ExpertParallel
+from quire.executor.layers.vocabulary import without_adapters
 from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import DeviceMemory, check_weights
 from quire.executor.models.base import Model, ModelContext, ShowsEnds
@@ -153,7 +154,8 @@ def load_model(
             config, ops, group, device, weights, sequences=sequences, lockstep=lockstep, adapters=adapters
         )  # fmt: skip
         if isinstance(target, ShowsEnds):
-            context = dataclasses.replace(context, target_ends=(target.embed, target.head))
+            ends = without_adapters(target.embed), without_adapters(target.head)
+            context = dataclasses.replace(context, target_ends=ends)
         stages = dry_stages(config, context)
         weights_bytes = held_bytes((target, stages[rank.pipeline])) - held_bytes(target)
         check_weights(weights_bytes, free, spec.name)

@@ -65,16 +65,21 @@ def test_a_server_embeds_conversations_with_images(tmp_path: Path) -> None:
         text = tokenizer.apply_chat_template(plain, tokenize=False)
         assert "<|image_pad|>" in text
         with torch.inference_mode():
-            hidden = model.model(**inputs_of(folder, text, [image])).last_hidden_state[0, -1]
+            hidden = model.model(**inputs_of(folder, text, [image])).last_hidden_state[0].mean(dim=0)
         expected.append(torch.nn.functional.normalize(hidden, dim=-1).numpy())
     options = ("--runner", "pooling", "--max-model-len", "200", "--num-gpu-blocks-override", "30")
-    more = ("--max-num-batched-tokens", "24", "--dtype", "float32", "--device", "cpu")
+    chunked = json.dumps({"seq_pooling_type": "MEAN", "enable_chunked_processing": True, "max_embed_len": 4096})
+    more = ("--max-num-batched-tokens", "24", "--dtype", "float32", "--device", "cpu", "--pooler-config", chunked)
     server = ServerProcess(tmp_path, str(folder), *options, *more)
     try:
         server.wait_until_ready()
         same = [talks[0], talks[1], talks[0]]
         reply = httpx.post(f"{server.base_url}/v1/embeddings", json={"messages": same}, timeout=60).json()
         assert "data" in reply, reply
+        words = {"type": "text", "text": "word " * 300}
+        long = [{"role": "user", "content": [talks[0][0]["content"][0], words]}]
+        refused = httpx.post(f"{server.base_url}/v1/embeddings", json={"messages": [long]}, timeout=60)
+        assert (refused.status_code, "200" in refused.text) == (400, True), refused.text  # a part would lack its image
     finally:
         server.stop()
     found = np.array([each["embedding"] for each in reply["data"]])

@@ -223,3 +223,13 @@ def test_rows_of_a_tower_stand_for_their_image(family: str, tmp_path: Path) -> N
             value = {**given[0], "image_embeds": rows} if isinstance(given[0], dict) else rows
             with pytest.raises(ParameterError, match=rf"multi_modal_data.image\[0\] .*{message}"):
                 llm.generate({"prompt": text, "multi_modal_data": {"image": [value, value]}}, params, use_tqdm=False)
+        if isinstance(given[0], dict):
+            num_patches = 4 * len(whole)
+            for grid, message in (
+                ([1, 1, num_patches], "no multiple of 2"),
+                ([65552, 61681, 4562284561], "no multiple of 2"),
+                ([2**32, 2**32, 2], f"has {len(whole)} rows"),  # whose product is 0 in 64 bits
+            ):
+                value = {"image_embeds": whole, "image_grid_thw": torch.tensor([grid])}
+                with pytest.raises(ParameterError, match=message):
+                    llm.generate({"prompt": text, "multi_modal_data": {"image": [value]}}, params, use_tqdm=False)

@@ -20,6 +20,7 @@ from tests.adapters import greedy, load, merged, random_tensors, save_adapter
 from tests.checkpoints import VOCAB_SIZE
 from tests.executor.test_peft_adapters import trained
 from tests.frontend.http.test_app import Caller
+from tests.tiny_whisper import write_whisper
 
 pytestmark = pytest.mark.turns(4, among="whole systems")
 
@@ -336,3 +337,9 @@ def test_wrong_options_are_refused(model: Path, folders: list[Path]) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             AsyncLLM.from_engine_args(model=str(model), **(OPTIONS | options))
+
+
+def test_models_with_an_encoder_take_no_adapters(tmp_path: Path) -> None:
+    write_whisper(tmp_path)
+    with pytest.raises(ConfigError, match="merge the adapter"):
+        AsyncLLM.from_engine_args(model=str(tmp_path), enable_lora=True)

@@ -221,6 +221,10 @@ class LayerAdapters:
         self._check(base, weight)
         part, weight = base.part, _in_float(weight)
         factor, shift = weight.out_factors, None
+        if factor is not None and (weight.bias is not None or weight.added_bias is not None):
+            raise ModelLoadError(
+                f"The adapter has factors (IA³) and a bias for {base.part.name}: train it without biases."
+            )
         if factor is None:
             factor = None if weight.magnitude is None else _row_factors(base, weight)
             shift = _shift(base, weight, factor) if self._has_bias else None

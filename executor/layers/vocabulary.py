@@ -1,8 +1,9 @@
 """The two ends of a model, split over ranks by token id: embedding and language-model head."""
 
+import copy
 import functools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -286,6 +287,12 @@ class PositionedEmbedding:
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         return self._ops.add(self._ops.take_rows(self._rows, step.positions), self._embed(token_ids, step))
 
+    def without_adapters(self) -> "PositionedEmbedding":
+        """Returns one that shares the weights."""
+        base = copy.copy(self)
+        base._embed = without_adapters(self._embed)
+        return base
+
 
 def positioned_embedding(
     context: ModelContext, embed: Embedding, name: str, num_positions: int, size: int, *, first: int = 0
@@ -326,3 +333,20 @@ class LanguageModelHead:
             logits = self._ops.scale(logits, self._scale, self._softcap)
         logits = self._group.all_gather(logits, dim=-1)
         return logits[:, : self._vocab_size]
+
+
+End = TypeVar("End")
+
+
+def without_adapters(end: End) -> End:
+    """Returns an embedding or a head that shares the weights of `end` and knows no adapters of requests.
+
+    It is for layers that draft: a pass of theirs has other tokens than the step.
+    """
+    if isinstance(end, PositionedEmbedding):
+        return cast(End, end.without_adapters())
+    if not isinstance(end, VocabEmbedding | LanguageModelHead):
+        return end
+    base = copy.copy(end)
+    base._adapters = None
+    return base

@@ -136,7 +136,8 @@ class DecodeInputs:
         shape = self._choose_shape(num_rows, longest)
         if num_sequences < num_rows:
             shape = shape._replace(num_sequences=num_sequences)
-        views = self._views.get((num_rows, shape)) or self._make_views(num_rows, shape)
+        views = self._views.pop((num_rows, shape), None) or self._make_views(num_rows, shape)
+        self._views[num_rows, shape] = views  # as the one used last
         batch, slots, positions = views.batch, views.slots, views.positions
         table, size = self._table, self._table.block_size
         sequence_slots, owners = views.slots, self._rows[:num_rows]
@@ -266,9 +267,9 @@ class DecodeInputs:
         if self._sampler is not None:
             start = columns[-1].next_start
             choices = ChoiceColumns(self._sampler, self._mirror, start, num_rows, padded, slots_there, next_there)
-        if len(self._views) >= MAX_RECORDINGS:
+        if len(self._views) >= MAX_ROWS + MAX_RECORDINGS:
             self._views.pop(next(iter(self._views)))
-        views = self._views[num_rows, shape] = _Views(
+        return _Views(
             batch,
             places[:num_rows],
             next_places[:num_rows],
@@ -291,7 +292,6 @@ class DecodeInputs:
             choices,
             {},
         )
-        return views
 
     def _cross_rows(self, tables: list[np.ndarray], there: list[Tensor], starts: Tensor) -> list[CrossRows]:
         """What rows attend to, by group: `tables` on the host; lengths and tables on the device."""

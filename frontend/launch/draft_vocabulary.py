@@ -22,8 +22,10 @@ def share_vocabulary(target: ModelSpec, draft: ModelSpec) -> SharedVocabulary:
     size = min(theirs.vocab_size, draft.vocab_size)
     by_text: dict[bytes, int] = {}
     for token_id in range(size):
-        if token_id not in theirs.special_token_ids and (piece := theirs.piece(token_id)):
-            by_text.setdefault(piece, token_id)
+        if token_id in theirs.special_token_ids or not (piece := theirs.piece(token_id)):
+            continue
+        if piece not in by_text or theirs.is_byte_token(by_text[piece]):  # which stands for what has no token
+            by_text[piece] = token_id
     shared = SharedVocabulary([0] * target.vocab_size, [-1] * target.vocab_size)
     roles = {token: role for role in reversed(_ROLES) if (token := ours.special_tokens.get(role)) is not None}
     for token_id in range(min(ours.vocab_size, target.vocab_size)):
@@ -32,6 +34,8 @@ def share_vocabulary(target: ModelSpec, draft: ModelSpec) -> SharedVocabulary:
             found = theirs.token_id(theirs.special_tokens.get(roles.get(spelling, ""), spelling))
         else:
             found = by_text.get(ours.piece(token_id))
+            if found is not None and ours.is_byte_token(token_id) and not theirs.is_byte_token(found):
+                found = None  # another token of ours has this text
         if found is not None and found < size:
             shared.input_ids[token_id] = shared.output_ids[token_id] = found
         elif text := ours.piece(token_id).decode("utf-8", "replace"):

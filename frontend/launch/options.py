@@ -81,7 +81,7 @@ def resolve(
             )
         spec = _with_encoder_limit(spec, max_model_len, layout)
     speculation, draft_model = resolve_speculation(args, spec, layout, pooling, draft)
-    adapters = _adapters(args, pooling)
+    adapters = _adapters(args, spec, pooling)
     limits = _limits(args, defaults, max_model_len, spec, adapters, is_server=usage == "server")
     if draft_model is not None:
         limits = msgspec.structs.replace(limits, num_lookahead_tokens=draft_model.num_tokens)
@@ -126,10 +126,14 @@ def resolve(
     )
 
 
-def _adapters(args: EngineArgs, pooling: PoolingSpec | None) -> AdapterOptions | None:
+def _adapters(args: EngineArgs, spec: ModelSpec, pooling: PoolingSpec | None) -> AdapterOptions | None:
     """The room for adapters that requests bring, or for those among the weights; the layers have one kind of them."""
     tasks = None if pooling is None else pooling.task_adapters
     if tasks is None or tasks.is_fixed:
+        if args.lora.enable_lora and spec.encoder is not None:
+            raise ConfigError(
+                "--enable-lora: adapters of models with an encoder and a decoder are not served; merge the adapter."
+            )
         return AdapterOptions.of(args.lora)
     if args.lora.enable_lora:
         raise ConfigError(

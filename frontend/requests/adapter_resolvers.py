@@ -111,14 +111,18 @@ class HubResolver:
                 )
             )
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-            logger.warning("%s: %s", repository, str(error).strip().splitlines()[0])
+            logger.warning("%s: %s", repository, _first_line(error))
             return None
         except (errors.HfHubHTTPError, OSError) as error:
             raise UnavailableError(
                 f"The adapter is not loaded: the hub does not answer for {repository!r} "
-                f"({str(error).strip().splitlines()[0]}). Try again later.",
+                f"({_first_line(error)}). Try again later.",
                 retry_after_seconds=_HUB_RETRY_SECONDS,
             ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def resolvers_of(base_names: Sequence[str], hub: Hub) -> list[LoRAResolver]:

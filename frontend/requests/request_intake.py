@@ -222,6 +222,7 @@ class RequestIntake:
 
         Errors are those of `open_vectors`.
         """
+        submission = submission.with_adapter(await self._adapters.resolve(submission.adapter))
         read = await self._read(submission, None, must_fit=False)
         await _admit(submission, read)
         engine = self._engine(submission.data_parallel_rank)

@@ -25,8 +25,11 @@ from quire.executor.weights.readers import Shard
 from quire.executor.weights.rearranged import RearrangedWeights
 from quire.ops.backend import AttentionForm, Backend
 
-_UNSEEN = -1e30
-"""The bias of a key that is not seen. Each token sees itself, so that no softmax is over such keys alone."""
+_UNSEEN = -1e4
+"""The bias of a key that is not seen: its weight is 0 beside that of the token itself, which each sees.
+
+Kernels take parts of a row's keys that are all unseen, where a far greater number loses the differences of scores.
+"""
 _TOKENS = "model.embed_tokens"
 _IMAGE_END = f"{_TOKENS}.eoi_embedding"
 

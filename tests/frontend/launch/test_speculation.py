@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.core.config.engine_args import EngineArgs
@@ -17,11 +18,13 @@ from quire.core.config.speculative import Speculation, SpeculativeOptions
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.cli import serve
+from quire.frontend.launch.draft_vocabulary import share_vocabulary
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.options import resolve
 from quire.frontend.launch.speculation import read_draft
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.refusals.test_flags import parser_of
+from tests.frontend.text import tokenizers_zoo
 
 
 def resolved(folder: Path, **options: Any) -> EngineConfig:
@@ -201,3 +204,15 @@ def test_the_tokens_of_another_vocabulary_are_found_by_text(folder: Path, checkp
     assert ours.piece(whole).endswith(theirs.piece(shared.input_ids[whole]))
     with pytest.raises(ConfigError, match="or set use_heterogeneous_vocab"):
         resolved(demo, speculative_config={"model": str(folder)})
+
+
+def test_bytes_stand_for_what_has_no_other_token(folder: Path, tmp_path: Path) -> None:
+    path = tokenizers_zoo.save(tokenizers_zoo.byte_fallback(), tmp_path)
+    tokenizer = Tokenizer.from_folder(path)
+    spec = msgspec.structs.replace(resolved(folder).spec, tokenizer_path=str(path), vocab_size=tokenizer.vocab_size)
+    letter, byte_of_letter, byte = (tokenizer.token_id(token) for token in ("s", "<0x73>", "<0x41>"))
+    assert letter is not None
+    assert byte_of_letter is not None
+    assert byte is not None
+    shared = share_vocabulary(spec, spec)
+    assert [shared.output_ids[token] for token in (letter, byte_of_letter, byte)] == [letter, -1, byte]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from quire.core.errors import ParameterError
+from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.keys.caller import Caller
 from quire.frontend.keys.rate_limits import RateLimits
@@ -16,6 +17,7 @@ from quire.frontend.requests.deadline import Deadline
 from quire.frontend.requests.prompt import Prompt, split_prompt
 from quire.frontend.requests.submission import Submission
 from quire.frontend.text.truncation import Truncation
+from quire.lora.request import LoRARequest
 
 CALLER = Caller(
     "ann",
@@ -38,6 +40,9 @@ SAID = {
     "caller": CALLER,
     "deadline": Deadline(9.5, 2.0),
     "adapter": "mine",
+    "adapter_start": 1,
+    "soft_prompt": PromptEmbeds("float32", b"", b""),
+    "lora_request": LoRARequest("mine", 1, "/folder"),
     "prediction": [1, 2],
 }
 

@@ -35,7 +35,8 @@ def test_activate(activation: PlainActivation, dtype: torch.dtype) -> None:
     for shape in ((3, 40), (2, 520)):
         x = random(*shape, dtype=dtype)
         x[0, :4] = torch.tensor([torch.nan, torch.inf, -80.0, 0.0])
-        assert_rounded_once(elementwise.activate(x, activation), EAGER.activate(x.float(), activation), dtype)
+        exact = EAGER.activate(x.double(), activation).float()  # torch's gelu of inf is NaN in float32 with AVX-512
+        assert_rounded_once(elementwise.activate(x, activation), exact, dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

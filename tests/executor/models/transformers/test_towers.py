@@ -57,7 +57,7 @@ def test_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None
     model = load_model(msgspec.structs.replace(transformers_spec(folder)), reads_media=True)
     assert isinstance(model, TransformersModel)
     assert model.media is not None
-    assert list(model.media.modalities) == ["image"]
+    assert "image" in model.media.modalities
     assert model.media.sees_both_ways == (family == "gemma3")
     prompt = MediaPrompt(model, token_ids, placed)
     logits = prompt.logits((9, 20, 31, 50))

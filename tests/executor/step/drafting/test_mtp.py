@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import NemotronHConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
+from quire import LLM, SamplingParams
 from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.inspection.load_plan import plan_load
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
+from quire.lora.request import LoRARequest
 from tests.executor.models.test_hybrid_models import DELTA, NEMOTRON, save_hybrid
 from tests.executor.step.drafting.head_references import (
     HIDDEN,
@@ -35,6 +38,7 @@ from tests.executor.step.drafting.head_references import (
 )
 from tests.executor.step.test_drafts import check_same, requests_of_all_kinds
 from tests.executor.step.test_model_runner import engine_config, prompt_of, request
+from tests.executor.test_peft_adapters import trained
 from tests.executor.thread_group import on_every_rank
 from tests.gguf_files import make_gguf
 
@@ -262,3 +266,22 @@ def test_the_module_of_a_gguf_file_is_the_same(
 def test_a_checkpoint_without_a_module_is_refused(checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(ModelLoadError, match=r"no layer for multi-token prediction .* another method than mtp"):
         Worker(with_heads(checkpoint("llama"), "mtp"), Rank(), ParallelGroup()).load()
+
+
+def test_an_adapter_of_the_vocabulary_is_the_targets_alone(deepseek: Path, tmp_path: Path) -> None:
+    """The module reads the target's embedding and head, in passes of other tokens than the step's."""
+    trained(deepseek, tmp_path, target_modules=["embed_tokens", "lm_head"])
+    prompts: list[Any] = [{"prompt_token_ids": prompt_of(number, 12)} for number in range(3)]
+    adapter = LoRARequest("mine", 1, str(tmp_path))
+    outputs = []
+    for speculation in (None, {"method": "mtp", "num_speculative_tokens": 2, "enable_adaptive_verification": False}):
+        with LLM(
+            str(deepseek), skip_tokenizer_init=True, dtype="float32", enable_lora=True, max_model_len=64,
+            num_gpu_blocks_override=40, speculative_config=speculation, disable_log_stats=False,
+        ) as llm:  # fmt: skip
+            params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+            answers = llm.generate(prompts, params, use_tqdm=False, lora_request=[adapter, None, adapter])
+            outputs.append([answer.outputs[0].token_ids for answer in answers])
+            drafts = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_drafts"]
+    assert outputs[0] == outputs[1]
+    assert drafts[0] > 0

@@ -161,7 +161,8 @@ def test_every_kind_has_a_head_and_a_form_on_the_wire(served: tuple[Worker, dict
         OutputKind.HIDDEN_STATES: (HiddenStates, {}, Pooling("all")),
         OutputKind.POOLED: (PooledVector, {}, Pooling("last")),
     }
-    assert set(kinds) == set(OutputKind), "a kind is not tested here"
+    others = {OutputKind.ALIGNMENT}  # of models with an encoder: tests/frontend/audio/test_words.py
+    assert kinds.keys() | others == set(OutputKind), "a kind is not tested here"
     admitted = [
         NewSlot(slot, prompt, 6, [[slot]] * tables, SamplingParams(seed=0, **sampling), pooling=pooling)
         for slot, (_, sampling, pooling) in enumerate(kinds.values())
