@@ -1,7 +1,7 @@
 """Finds the layers of a model that the tensors of an adapter belong to."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.adapter_rows import new_rows, tied_weight, with_rows
 from quire.executor.layers.adapters import Adapters, AdapterWeight, BaseLayer
-from quire.executor.layers.expert_matching import expert_weights
+from quire.executor.layers.expert_matching import ExpertMatching
+from quire.executor.layers.module_names import ModuleNames
 from quire.executor.weights.peft.tensors import ModuleTensors, PeftCheckpoint, plain_name
 
 
@@ -36,6 +37,7 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
         ModelLoadError: a name fits several layers, or a module's tensors are incomplete or of the wrong shape.
     """
     layers = _layers_by_module(place, checkpoint.modules)
+    experts = ExpertMatching(place, checkpoint.config)
     weights: dict[str, AdapterWeight] = {}
     replaced: set[str] = set()
     left_over: list[str] = []
@@ -50,15 +52,16 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
                 replaced.add(name)
             if weight is not None:
                 weights[name] = weight
-        if not found and (of_experts := expert_weights(tensors, place, checkpoint.config)):
+        if not found and (of_experts := experts.weights(tensors)):
             weights |= of_experts
             taken.update(tensors.keys)
         left_over += [key for kind, key in tensors.keys.items() if kind not in taken]
+    modules = ModuleNames(checkpoint.modules)
     for base in (base for layer in place.layers for base in layer.bases):
         name = base.part.name
         if base.shares is None or name in replaced:
             continue
-        table = _only_name(plain_name(base.shares), checkpoint.modules)
+        table = _only_name(plain_name(base.shares), modules)
         if table is not None:  # perhaps of an embedding in another stage
             tensors, most = checkpoint.modules[table], place.limits.max_rank
             changed = tied_weight(weights.get(name), tensors, base, checkpoint.config, most)
@@ -76,14 +79,13 @@ def _layers_by_module(
         stored = base.locate()
         own, outputs = (base.part.name, None) if stored is None else (stored.name, stored.outputs)
         bases[plain_name(own)][base.part.name] = base, outputs
-    return {module: bases[name] for module in modules if (name := _only_name(module, bases)) is not None}
+    names = ModuleNames(bases)
+    return {module: bases[name] for module in modules if (name := _only_name(module, names)) is not None}
 
 
-def _only_name(module: str, names: Collection[str]) -> str | None:
+def _only_name(module: str, names: ModuleNames) -> str | None:
     """Returns the name that is the same as the module's, or the only one that ends like it; None if there is none."""
-    if module in names:
-        return module
-    similar = [name for name in names if name.endswith(f".{module}") or module.endswith(f".{name}")]
+    similar = names.alike(module)
     if len(similar) > 1:
         raise ModelLoadError(
             f"The adapter's module {module} may be {' or '.join(similar[:2])} of the model; its tensors' names are too "

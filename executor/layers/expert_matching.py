@@ -24,34 +24,41 @@ class _Stack(NamedTuple):
     b: Tensor
 
 
-def expert_weights(tensors: ModuleTensors, place: Adapters, config: PeftConfig) -> dict[str, AdapterWeight]:
-    """Returns the weights of a rank's experts, by the names of their layers; nothing if the module is no mixture.
+class ExpertMatching:
+    """Finds the mixtures of a rank that an adapter's modules belong to.
 
     An adapter has the fused parameters of a layer's experts as PEFT saves them (`target_parameters`: `lora_A`
     [experts * rank, in] and `lora_B` [out, rank * experts], the expert changing fastest), or stacks of one kind of
     layer, [experts, rank, in] and [experts, out, rank], where one that all experts share has a single member.
-
-    Raises:
-        ModelLoadError: the tensors have other shapes.
     """
-    module = tensors.module
-    while module.endswith(".base_layer"):
-        module = module.removesuffix(".base_layer")
-    for names in place.experts:
-        own = plain_name(names.module)
-        if _is_same(module, own):
-            return dict(_divide(names, _of_parameter(tensors, names, config)))
+
+    def __init__(self, place: Adapters, config: PeftConfig) -> None:
+        self._config = config
+        self._mixtures = {_key(plain_name(names.module)): names for names in reversed(place.experts)}
+
+    def weights(self, tensors: ModuleTensors) -> dict[str, AdapterWeight]:
+        """Returns the weights of a rank's experts, by the names of their layers; nothing if the module is no mixture.
+
+        Raises:
+            ModelLoadError: the tensors have other shapes.
+        """
+        module = tensors.module
+        while module.endswith(".base_layer"):
+            module = module.removesuffix(".base_layer")
+        names = self._mixtures.get(_key(module))
+        if names is not None:
+            return dict(_divide(names, _of_parameter(tensors, names, self._config)))
         owner, _, part = module.rpartition(".")
-        if part in _PARTS and _is_same(owner, own):
+        names = self._mixtures.get(_key(owner)) if part in _PARTS else None
+        if names is not None:
             return dict(_divide(names, _of_stacks(tensors, names, _PARTS[part])))
-    return {}
+        return {}
 
 
-def _is_same(module: str, own: str) -> bool:
-    """Returns True if a mixture has the name of the model's own; libraries give the block around it other names."""
-    given, wanted = module.split("."), own.split(".")
-    of_experts = given[-1] == wanted[-1] == "experts" and len(given) == len(wanted)
-    return given == wanted or (of_experts and given[:-2] == wanted[:-2])
+def _key(module: str) -> tuple[object, ...]:
+    """Returns what the names of one mixture have in common: libraries give the block around `experts` other names."""
+    parts = module.split(".")
+    return (len(parts), *parts[:-2], "experts") if parts[-1] == "experts" else (len(parts), *parts)
 
 
 def _of_parameter(tensors: ModuleTensors, names: ExpertNames, config: PeftConfig) -> _Stack:
