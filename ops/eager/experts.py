@@ -178,12 +178,12 @@ def run(packed: GroupedExperts, call: ExpertCall, activate: Callable[[Tensor], T
     if added is not None:
         adapters = added.adapters[order // top_k]
         numbers = torch.where(is_here.squeeze(1) & (adapters >= 0), adapters * num_experts + experts, -1)
-        inner = _add_low_rank(inputs[:, : x.shape[1]], inner, added.gate_up, numbers)
+        _add_low_rank(inputs[:, : x.shape[1]], inner, added.gate_up, numbers)
     inner = activate(inner)
     out = torch.empty(len(order), packed.hidden_size, dtype=torch.float32, device=x.device)
     outputs = packed.down.multiply(inner, ends, experts)
     if added is not None:
-        outputs = _add_low_rank(inner[:, : added.down.a.shape[2]], outputs, added.down, numbers)
+        _add_low_rank(inner[:, : added.down.a.shape[2]], outputs, added.down, numbers)
     out[order] = outputs[:, : packed.hidden_size].float().masked_fill(~is_here, 0)
     total, *others = (out.view(num_tokens, top_k, -1) * weights.unsqueeze(-1)).unbind(1)
     for part in others:  # one after the other, so that the sum does not depend on the number of tokens
@@ -191,12 +191,15 @@ def run(packed: GroupedExperts, call: ExpertCall, activate: Callable[[Tensor], T
     return total.to(x.dtype)
 
 
-def _add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, numbers: Tensor) -> Tensor:
+def _add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, numbers: Tensor) -> None:
     """Adds the products of `x` with the weights of each row's number to the parts of `out`, which may have padding."""
     count, size = len(weights.sizes), weights.sizes[0]
     parts = out.view(len(out), count, -1)
-    own = add_low_rank(x, parts[:, :, :size].flatten(1), weights, numbers).view(len(out), count, size)
-    return torch.cat((own, parts[:, :, size:]), dim=2).flatten(1)
+    if parts.shape[2] == size:
+        add_low_rank(x, out, weights, numbers)
+    else:
+        own = parts[:, :, :size]
+        own.copy_(add_low_rank(x, own.flatten(1), weights, numbers).view(own.shape))
 
 
 def _empty(expert: ExpertWeights, num_experts: int) -> GroupedExperts:

@@ -1,11 +1,16 @@
 """Low-rank products of adapters against their formula, at odd sizes too."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.eager.low_rank import add_low_rank
+from quire.ops.eager.quantized import PART
 from quire.ops.linear import LowRankWeights
 from tests.ops.test_elementwise import DTYPES, assert_near
 
@@ -68,6 +73,31 @@ def test_outputs_are_scaled_and_shifted_and_unused_ranks_are_not_read(ops: Backe
     got = ops.add_low_rank(x, out, weights, adapters)
     assert_near(got, expected, dtype)
     assert torch.equal(got[~has], before[~has])
+
+
+class _Sizes(TorchDispatchMode):
+    """Notes the elements of the largest tensor that an operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.largest = max([self.largest, *(each.numel() for each in (result,) if isinstance(each, Tensor))])
+        return result
+
+
+def test_a_long_prompt_takes_no_memory_for_the_products_with_all_adapters() -> None:
+    """In plain torch, where each token is multiplied with the weights of all; experts of adapters are thousands."""
+    numbers, tokens = 2048, 1500
+    a, b = torch.randn(numbers, 2 * RANK, 3), torch.randn(numbers, RANK, 10)
+    weights, adapters = LowRankWeights(a, b, (5, 5)), torch.arange(tokens) * 37 % numbers
+    x = torch.randn(tokens, 3)
+    with _Sizes() as sizes:
+        got = add_low_rank(x, torch.zeros(tokens, 10), weights, adapters)
+    assert sizes.largest <= PART < numbers * 2 * RANK * tokens
+    inner = torch.einsum("ti,tri->tr", x, a[adapters]).view(tokens, 2, RANK)
+    wanted = torch.einsum("tpr,trpo->tpo", inner, b[adapters].view(tokens, RANK, 2, 5)).flatten(1)
+    torch.testing.assert_close(got, wanted)
 
 
 def test_a_token_of_infinities_harms_no_other(ops: Backend) -> None:
