@@ -11,8 +11,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
-    """The address of a hub with the files of `repositories`, each by name and path."""
+def hub(repositories: Mapping[str, Mapping[str, bytes]], asked: list[str] | None = None) -> Iterator[str]:
+    """The address of a hub with the files of `repositories`, each by name and path; `asked` gets the paths of requests.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -26,8 +27,10 @@ def hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
 
         def _answer(self, *, with_body: bool) -> None:
             path = self.path.partition("?")[0].strip("/")
+            if asked is not None:
+                asked.append(path)
             for name, files in repositories.items():
-                if path.startswith(f"api/models/{name}/"):
+                if f"{path}/".startswith(f"api/models/{name}/"):
                     content: object = [
                         {"type": "file", "path": each, "size": len(data), "oid": _etag(data)}
                         for each, data in files.items()

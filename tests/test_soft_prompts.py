@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from quire import LLM, AsyncLLM, LoRARequest, RequestOutput, SamplingParams
+from quire import LLM, AsyncLLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
 from quire.core.errors import ConfigError, ParameterError
 from tests.adapters import load
 from tests.executor.test_peft_adapters import trained
@@ -83,6 +83,19 @@ def test_rows_of_soft_prompts_adapters_and_the_base_share_steps(model: Path, tmp
             llm.generate(prompts[0], scored, lora_request=choices[0])
         with pytest.raises(ParameterError, match="The prompt has 139 tokens"):
             llm.generate({"prompt_token_ids": [5] * 120}, PARAMS, lora_request=choices[0])
+        beams = BeamSearchParams(beam_width=2, max_tokens=10)
+        with pytest.raises(ParameterError, match="The prompt has 119 tokens and max_tokens asks for 10"):
+            llm.beam_search([{"prompt_token_ids": [5] * 100}], beams, choices[0])
+        cut = {"truncate_prompt_tokens": -1}
+        [output] = llm.generate(
+            {"prompt_token_ids": [5] * 200}, PARAMS, lora_request=choices[0], tokenization_kwargs=cut
+        )  # fmt: skip
+        assert len(output.prompt_token_ids or []) == 128 - NUM_ROWS - NUM_TOKENS
+        with pytest.raises(ParameterError, match="lower it to at most 108"):
+            llm.generate(
+                {"prompt_token_ids": [5] * 200}, SamplingParams(max_tokens=109), lora_request=choices[0],
+                tokenization_kwargs=cut,
+            )  # fmt: skip
 
 
 def test_soft_prompts_are_models_and_others_are_refused_by_name(model: Path, tmp_path: Path) -> None:

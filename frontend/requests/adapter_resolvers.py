@@ -2,6 +2,7 @@
 of other packages."""
 
 import re
+import time
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import entry_points
@@ -18,6 +19,7 @@ from quire.frontend.checkpoint.adapters import LoRARequest, base_of
 logger = get_logger(__name__)
 
 _HUB_RETRY_SECONDS = 10.0  # in which the hub may answer again
+_LISTING_SECONDS = 60.0  # for which a repository is not asked again what it has
 
 ENTRY_POINTS = "quire.lora_resolvers"
 """The group of entry points in which an installed package names its resolvers."""
@@ -81,6 +83,7 @@ class HubResolver:
         self._base_names = base_names
         self._hub = hub
         self._reads = FileReads(envs.read_float("LORA_LOAD_TIMEOUT_S"))
+        self._listings: dict[str, _Listing] = {}  # by repository
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         plain = lora_name.rstrip("/")
@@ -93,17 +96,46 @@ class HubResolver:
     def _find(self, name: str, repository: str, inside: str) -> LoRARequest | None:
         if ".." in Path(inside).parts or not set("*?[]\\").isdisjoint(inside):  # no folder's name, or a pattern
             return None
+        listing = self._list(repository)
+        if listing is not None and not listing.may_have(inside):
+            return None
         path = self._download(repository, inside)
         if path is None or base_of(path / inside) not in self._base_names:
+            if listing is not None:
+                listing.others.add(inside)
             return None
         return LoRARequest(name, 1, str(path / inside))
+
+    def _list(self, repository: str) -> "_Listing | None":
+        """What the hub has said of a repository a short time ago, or says now; None: it does not answer.
+
+        So clients that name adapters which are not there do not make this server ask the hub each time.
+        """
+        known, now = self._listings.get(repository), time.monotonic()
+        if known is not None and now - known.time < _LISTING_SECONDS:
+            return known
+        import huggingface_hub  # imported here, because most servers do without, and it takes 0.3 s
+        from huggingface_hub import errors
+
+        try:
+            info = huggingface_hub.HfApi(token=self._hub.token).model_info(repository)
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+            logger.warning("%s: %s", repository, _first_line(error))
+            files = frozenset[str]()
+        except Exception as error:  # of the library's HTTP client; the download, which may need no hub, says more
+            logger.debug("%s: %s", repository, _first_line(error))
+            return None
+        else:
+            files = frozenset(each.rfilename for each in info.siblings or ())
+        self._listings[repository] = found = _Listing(now, files, set())
+        return found
 
     def _download(self, repository: str, inside: str) -> Path | None:
         """The repository's folder here, with the files of an adapter in its folder `inside`; None if there is none."""
         import huggingface_hub  # imported here, because most servers do without, and it takes 0.3 s
         from huggingface_hub import errors
 
-        wanted = [f"{inside}/{name}" if inside else name for name in (CONFIG_NAME, *WEIGHTS_NAMES)]
+        wanted = [_path(inside, name) for name in (CONFIG_NAME, *WEIGHTS_NAMES)]
         try:
             return Path(
                 huggingface_hub.snapshot_download(
@@ -119,6 +151,22 @@ class HubResolver:
                 f"({_first_line(error)}). Try again later.",
                 retry_after_seconds=_HUB_RETRY_SECONDS,
             ) from error
+
+
+class _Listing(NamedTuple):
+    """A repository of the hub: its files at a `time` in seconds, and folders whose adapters are of other models."""
+
+    time: float
+    files: frozenset[str]
+    others: set[str]
+
+    def may_have(self, inside: str) -> bool:
+        """Returns True if there may be an adapter of the served model in the folder `inside`."""
+        return _path(inside, CONFIG_NAME) in self.files and inside not in self.others
+
+
+def _path(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _first_line(error: Exception) -> str:

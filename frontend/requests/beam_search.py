@@ -72,8 +72,11 @@ OpenRequest = Callable[[Prompt, SamplingParams, str], Awaitable[RequestStream]]
 """Opens a request of the given id in the engine."""
 
 
-def check_beams(prompt: Prompt, params: BeamSearchParams, max_model_len: int) -> None:
+def check_beams(prompt: Prompt, params: BeamSearchParams, max_model_len: int, num_before: int = 0) -> None:
     """Refuses a prompt that a search cannot start from, or that leaves too little room for the outputs.
+
+    Args:
+        num_before: rows of a soft prompt.
 
     Raises:
         ParameterError: the prompt is wrong, or too long for max_tokens.
@@ -82,7 +85,7 @@ def check_beams(prompt: Prompt, params: BeamSearchParams, max_model_len: int) ->
         raise ParameterError(
             "prompt_embeds do not go with beam search; leave use_beam_search out.", param="prompt_embeds"
         )
-    num_tokens = len(prompt.token_ids)
+    num_tokens = num_before + len(prompt.token_ids)
     if params.max_tokens > max_model_len - num_tokens:
         raise ParameterError(
             f"The prompt has {num_tokens} tokens and max_tokens asks for {params.max_tokens} more, which is over the "

@@ -20,18 +20,26 @@ class ContextLimit:
         """The most tokens of a prompt."""
         return self.max_model_len - 1 if self._generates else self.max_model_len
 
-    def room(self, asked: int | None) -> int:
+    def room(self, asked: int | None, num_before: int = 0) -> int:
         """The most tokens of a prompt that leave room for `asked` tokens of output; None: for one, if there is any.
 
+        Args:
+            num_before: rows of a soft prompt.
+
         Raises:
-            ParameterError: the output alone fills the context.
+            ParameterError: the output, or the soft prompt, leaves the prompt no room.
         """
-        if asked and asked >= self.max_model_len:
+        if num_before >= self.longest_prompt:
             raise ParameterError(
-                f"max_tokens asks for {asked} tokens, but {self.rule}; lower it to at most {self.max_model_len - 1}.",
+                f"The soft prompt has {num_before} rows, but {self.rule}; leave it out, or serve more.", param="model"
+            )
+        most = self.max_model_len - num_before - 1  # of an output behind a prompt of one token
+        if asked and asked > most:
+            raise ParameterError(
+                f"max_tokens asks for {asked} tokens, but {self.rule}; lower it to at most {most}.",
                 param="max_tokens",
             )
-        return self.max_model_len - asked if asked else self.longest_prompt
+        return (self.max_model_len - asked if asked else self.longest_prompt) - num_before
 
     @property
     def room_rule(self) -> str:

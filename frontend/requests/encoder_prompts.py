@@ -89,7 +89,13 @@ class EncoderDecoderReader(PromptReader):
             )
 
     def truncate(
-        self, prompt: Prompt, truncation: Truncation, max_tokens: int | None, *, has_special_tokens: bool
+        self,
+        prompt: Prompt,
+        truncation: Truncation,
+        max_tokens: int | None,
+        *,
+        has_special_tokens: bool,
+        num_before: int = 0,
     ) -> Prompt:
         """The part of the encoder's prompt that `truncation` keeps; one that was cut has no text."""
         encoder = prompt.encoder

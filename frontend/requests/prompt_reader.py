@@ -107,12 +107,19 @@ class PromptReader:
         return prompt
 
     def truncate(
-        self, prompt: Prompt, truncation: Truncation, max_tokens: int | None, *, has_special_tokens: bool
+        self,
+        prompt: Prompt,
+        truncation: Truncation,
+        max_tokens: int | None,
+        *,
+        has_special_tokens: bool,
+        num_before: int = 0,
     ) -> Prompt:
         """The part of a prompt that `truncation` keeps; a prompt that was cut has no text.
 
         Args:
             has_special_tokens: the tokenizer has added its special tokens to the prompt's text.
+            num_before: rows of a soft prompt, which take room as well.
 
         Raises:
             ParameterError: `truncation` keeps more tokens than there is room for.
@@ -122,7 +129,14 @@ class PromptReader:
                 "truncate_prompt_tokens cuts text and token ids; send as many rows of prompt_embeds as are wanted.",
                 param="truncate_prompt_tokens",
             )
-        kept = self.part(prompt.token_ids, prompt, truncation, max_tokens, has_special_tokens=has_special_tokens)
+        kept = self.part(
+            prompt.token_ids,
+            prompt,
+            truncation,
+            max_tokens,
+            has_special_tokens=has_special_tokens,
+            num_before=num_before,
+        )
         if kept is prompt.token_ids:
             return prompt
         if prompt.media:
@@ -142,12 +156,13 @@ class PromptReader:
         max_tokens: int | None,
         *,
         has_special_tokens: bool,
+        num_before: int = 0,
     ) -> list[T]:
         """The part of a list with something for each token of `prompt`; arguments and errors are `truncate`'s."""
         added = AddedTokens()
         if prompt.text is not None and has_special_tokens:
             added = self._tokenizer.added_tokens(prompt.token_ids)
-        room, rule = self._limit.room(max_tokens), self._limit.room_rule
+        room, rule = self._limit.room(max_tokens, num_before), self._limit.room_rule
         return truncation.apply(tokens, room=room, rule=rule, added=added)
 
 

@@ -238,7 +238,9 @@ class RequestIntake:
         read = await self.prompts.read(submission.prompt, add_special_tokens=special, must_fit=must_fit)
         if truncation is None:
             return read
-        return self.prompts.truncate(read, truncation, max_tokens, has_special_tokens=special)
+        return self.prompts.truncate(
+            read, truncation, max_tokens, has_special_tokens=special, num_before=submission.num_before
+        )
 
     def _engine(self, rank: int | None) -> int | None:
         """The index of the engine of a data-parallel rank among this frontend's engines; None for None."""
@@ -273,7 +275,7 @@ class RequestIntake:
         submission = submission.with_adapter(await self._adapters.resolve(submission.adapter))
         params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
         read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
-        check_beams(read, params, self.limit.max_model_len)
+        check_beams(read, params, self.limit.max_model_len, submission.num_before)
         submission = submission.invoked_by(read.token_ids)
         await _admit(submission, read)
         if self._log is not None:

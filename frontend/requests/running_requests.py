@@ -115,7 +115,7 @@ class RunningRequests:
         """Hands the engine a request. Thousands of sequences are opened in turns: other requests do not wait."""
         prompt, sampling, request_id = submission.prompt, submission.params, submission.request_id
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
-        num_virtual = 0 if submission.soft_prompt is None else submission.soft_prompt.num_rows
+        num_virtual = submission.num_before
         completions = [
             Completion(index, start.request_id, prompt.token_ids, sampling, self._tokenizer, interval, num_virtual)
             async for index, start in in_time_slices(enumerate(request.sequences))

@@ -119,6 +119,11 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         return replace(self, adapter=None if start is None else adapter, adapter_start=start or 0)
 
     @property
+    def num_before(self) -> int:
+        """Rows of the soft prompt, which stand before the prompt."""
+        return 0 if self.soft_prompt is None else self.soft_prompt.num_rows
+
+    @property
     def found_adapter(self) -> Adapter | None:
         """The adapter, which has been found."""
         assert self.adapter is None or isinstance(self.adapter, Adapter), "see Adapters.resolve"

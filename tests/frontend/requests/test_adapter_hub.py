@@ -66,6 +66,20 @@ def test_adapters_are_downloaded_from_the_listed_repositories(tmp_path: Path) ->
     assert known == one, "what was downloaded before needs no hub"
 
 
+def test_the_hub_is_not_asked_for_each_name_that_is_not_there(tmp_path: Path) -> None:
+    """However often clients name it, and however many names they invent; a new folder is found after a while."""
+    other = json.dumps({"base_model_name_or_path": "another/model"}).encode()
+    files = {"others/adapter_config.json": other, "others/adapter_model.safetensors": b"weights"}
+    asked: list[str] = []
+    names = ["owner/many/others", *(f"owner/many/{number}" for number in range(5)), "owner/none", "owner/none/x"]
+    with hub({"owner/many": files}, asked) as address:
+        assert ask(address, tmp_path, *names, *names) == [None] * 16
+    listings = [path for path in asked if path.startswith("api/models/") and path.count("/") == 3]
+    assert sorted(set(listings)) == ["api/models/owner/many", "api/models/owner/none"]
+    assert len(listings) == 2
+    assert len(asked) < 10, "and the files of the one that is there"
+
+
 def test_a_list_of_wrong_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_LORA_RESOLVER_HF_REPO_LIST", "owner/one,two")
     with pytest.raises(ConfigError, match="'two' is no repository"):
