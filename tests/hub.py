@@ -12,8 +12,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def hub(repositories: Mapping[str, Mapping[str, bytes]], asked: list[str] | None = None) -> Iterator[str]:
-    """The address of a hub with the files of `repositories`, each by name and path; `asked` gets the paths of requests.
-    """
+    """The address of a hub with the files of `repositories`, each by name and path; `asked` gets requests' paths."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

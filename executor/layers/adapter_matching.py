@@ -46,6 +46,11 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
         taken: set[str] = set()
         for name, (base, outputs) in found.items():
             weight = _weight_of(tensors, base, outputs, taken)
+            if weight is not None and base.meets_past and checkpoint.config.alora_invocation_tokens:
+                raise ModelLoadError(
+                    f"The activated adapter changes {module}, which attention multiplies with all of a sequence, and "
+                    "it begins within the sequence. Train it without this layer."
+                )
             if outputs is None and (new := new_rows(tensors, base)) is not None:
                 taken.update(("weight", "tokens"))
                 weight = with_rows(weight, new, base, place.limits.max_rank)

@@ -5,8 +5,9 @@ built. A step fills in the adapters of its tokens before each forward pass, and 
 arXiv:2106.09685; DoRA, arXiv:2402.09353; (IA)³, arXiv:2205.05638.
 """
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,6 +76,7 @@ class BaseLayer(NamedTuple):
         is_table: the layer's inputs are numbers of rows, which it looks up in its weight; see `add_rows`.
         shares: the name of the table whose weight the layer has; None: it has one of its own.
         scale: of a table's outputs.
+        meets_past: the weight is multiplied with what earlier tokens have left in the cache, too.
     """
 
     part: LinearPart
@@ -86,6 +88,7 @@ class BaseLayer(NamedTuple):
     is_table: bool = False
     shares: str | None = None
     scale: float = 1.0
+    meets_past: bool = False
 
 
 class PreparedWeight(NamedTuple):
@@ -295,8 +298,8 @@ class LayerAdapters:
         a, b, part, needed = weight.a, weight.b, base.part, base.in_features
         if not self._takes_factors and any(each is not None for each in weight[2:]):
             raise ModelLoadError(
-                f"The adapter has a magnitude (DoRA), a bias or factors for {part.name}; experts take lora_A and "
-                "lora_B alone. Merge it into its base model."
+                f"The adapter has a magnitude (DoRA), a bias or factors for {part.name}, which takes lora_A "
+                "and lora_B alone. Merge it into its base model."
             )
         vectors = [each for each in weight[2:-1] if each is not None]
         if weight.in_factors is not None and (len(weight.in_factors) != needed or len(self.bases) > 1):
@@ -338,6 +341,7 @@ class Adapters:
         self._step: Tensor | None = None
         self._tokens: Tensor | None = None
         self._wanted: Tensor | None = None
+        self._wanted_of_step: Tensor | None = None
 
     def without_memory(self) -> "Adapters":
         """Returns another place for the same adapters, whose weights are on torch's meta device."""
@@ -374,6 +378,10 @@ class Adapters:
         """Adds the layers of a mixture's experts."""
         self.experts.append(names)
         self.layers += layers
+
+    def leave_out(self, layers: Collection[LayerAdapters]) -> None:
+        """Removes layers that turn out to see other rows than the tokens of a step. None of them has been used."""
+        self.layers = [layer for layer in self.layers if layer not in layers]
 
     def takes(self, *names: str) -> bool:
         """Returns True if one of the layers with these names takes adapters."""
@@ -434,13 +442,22 @@ class Adapters:
             wanted: [num_wanted] int64; indices of the tokens that the last layers see, if they do not see all.
         """
         self.is_active = tokens is not None
-        self._step = self._tokens = tokens
-        self._wanted = None if tokens is None or wanted is None else tokens[wanted]
+        self._step = tokens
+        self._wanted_of_step = None if tokens is None or wanted is None else tokens[wanted]
+        self.leave_part()
 
     def enter_part(self, first: int, count: int) -> None:
         """Notes that the next layer sees `count` consecutive tokens of the step, from the index `first` on."""
         if self._step is not None:
             self._tokens, self._wanted = self._step[first : first + count], None
+
+    def leave_part(self) -> None:
+        """Notes that layers see all tokens of the step again, or the wanted ones."""
+        self._tokens, self._wanted = self._step, self._wanted_of_step
+
+    def sees(self, num_rows: int) -> bool:
+        """Returns True if an input of `num_rows` may be that of all tokens of the step, or of the part of it."""
+        return self._tokens is not None and num_rows == len(self._tokens)
 
     def tokens(self, num_rows: int) -> Tensor:
         """Returns the adapters of the tokens that a layer with an input of `num_rows` sees."""
@@ -465,6 +482,19 @@ class Adapters:
     def _operations(self) -> list[tuple[bool, bool, bool]]:
         """What each layer does in a step with adapters."""
         return [(layer.is_used, layer.has_factors, layer.scales_inputs) for layer in self.layers]
+
+
+@contextlib.contextmanager
+def without_tokens(place: Adapters | None) -> Iterator[None]:
+    """Lets layers run other rows than the tokens of the step, without adapters, while the context lasts."""
+    if place is None:
+        yield
+        return
+    is_active, place.is_active = place.is_active, False
+    try:
+        yield
+    finally:
+        place.is_active = is_active
 
 
 def _ends_with(name: str, end: str) -> bool:

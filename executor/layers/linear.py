@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.adapted import base_layers
+from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.scheme import LinearPart
@@ -32,6 +33,11 @@ class ColumnLinear:
         self._adapters = None
         if place is not None:
             self._adapters = place.of_columns(base_layers(context, parts, in_features, bias=bias))
+
+    @property
+    def adapters(self) -> LayerAdapters | None:
+        """The place of adapters; None: it takes none."""
+        return self._adapters
 
     def __call__(self, x: Tensor, activation: PlainActivation | None = None) -> Tensor:
         """Runs `Backend.activate` on the outputs, if an `activation` is given."""
@@ -70,6 +76,11 @@ class GatedLinear:
             self._both = ColumnLinear(context, [gate, up], in_features, bias=bias)
             return
         self._products = context.packing.gated(lambda: _read_runs(context, [gate, up], in_features, bias))
+
+    @property
+    def adapters(self) -> LayerAdapters | None:
+        """The place of adapters; None: it takes none."""
+        return None if self._both is None else self._both.adapters
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._both is not None:
@@ -145,6 +156,11 @@ class RowLinear:
             part = LinearPart(name, out_features, shards[0])
             [base] = base_layers(context, [part], in_features, bias=bias)
             self._adapters = place.of_rows(base, shards, has_bias=context.group.rank == 0)
+
+    @property
+    def adapters(self) -> LayerAdapters | None:
+        """The place of adapters; None: it takes none."""
+        return self._adapters
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self.partial(x))

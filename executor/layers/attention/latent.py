@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.executor.layers.attention.expansion import ExpansionAdapters, LatentExpansion
 from quire.executor.layers.attention.grouped_query import LayerPlace, head_gates
 from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.layers.attention.query_temperature import QueryTemperature
@@ -125,7 +126,7 @@ class LatentAttention:
             context, [LinearPart(q_name, q_size, context.shard(0, q_size, "query outputs"))], q_inputs
         )
         self._kv_norm = (_NORM.read(context, f"{name}.kv_a_layernorm", shape.kv_lora_rank), _NORM.eps)
-        self._to_latent, self._to_values = _expansions(context, f"{name}.kv_b_proj", shape)
+        self._expansion = _expansion(context, f"{name}.kv_b_proj", shape)
         self._gate: ColumnLinear | None = None
         if has_head_gates:
             self._gate = ColumnLinear(context, [head_gates(context, f"{name}.g_proj", shape.num_heads)], hidden_size)
@@ -156,7 +157,7 @@ class LatentAttention:
         if wanted is not None:
             q = self.outputs_of(q, step)
             q_rotated = self.outputs_of(q_rotated.flatten(1), step).unflatten(1, q_rotated.shape[1:])
-        q_latent = self._ops.latent.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
+        q_latent = self._expansion.on_queries(self._heads(q)[..., : self._shape.nope_head_dim])
         own = wanted or step
         if selection is None:
             out = self._sequences.attend_to_latents(
@@ -166,7 +167,7 @@ class LatentAttention:
             out = self._ops.latent.latent_attention(
                 q_latent, q_rotated, latents, own.attention[group], scale=self._scale, selection=selection
             )
-        out = self._ops.latent.head_linear(out, self._to_values).flatten(1)
+        out = self._expansion.on_outputs(out).flatten(1)
         if self._gate is not None:
             out = self._ops.recurrent.multiply_gate(out, self._gate(self.outputs_of(x, step)), "sigmoid")
         return self._output(out)
@@ -184,25 +185,20 @@ _NORM = NormStyle(1e-6)
 """The latents' norms, whose eps is not in config.json."""
 
 
-def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
-    """Reads the rank's heads of the layer that expands latents into keys and values, as factors of queries and outputs.
-
-    [heads, nope_head_dim, kv_lora_rank] and [heads, kv_lora_rank, v_head_dim], in the model's dtype.
-    """
-    if context.find(f"{name.replace('kv_b', 'k_b')}.weight") is not None:
-        return _separate_expansions(context, name, shape)
-    head_dim = shape.nope_head_dim + shape.v_head_dim
-    size = shape.num_heads * head_dim
+def _expansion(context: ModelContext, name: str, shape: LatentShape) -> LatentExpansion:
+    """Reads the rank's heads of the layer that expands latents into keys and values."""
+    size = shape.num_heads * (shape.nope_head_dim + shape.v_head_dim)
     part = LinearPart(name, size, context.shard(0, size, "key and value outputs"))
-    weight = context.read_dequantized(part, shape.kv_lora_rank)
-    heads = weight.view(-1, head_dim, shape.kv_lora_rank)
-    keys, values = heads.split((shape.nope_head_dim, shape.v_head_dim), dim=1)
-    return keys.contiguous(), values.transpose(1, 2).contiguous()
+    if context.find(f"{name.replace('kv_b', 'k_b')}.weight") is None:
+        return LatentExpansion.read(context, part, shape.kv_lora_rank, shape.nope_head_dim, shape.v_head_dim)
+    to_latent, to_values = _separate_expansions(context, name, shape)
+    adapters = ExpansionAdapters.of(context, part, shape.kv_lora_rank, shape.nope_head_dim)
+    return LatentExpansion(context.ops, to_latent, to_values, adapters)
 
 
 def _separate_expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
-    """Reads the factors of `_expansions` from GGUF files, which have [heads, kv_lora_rank, nope_head_dim] and [heads,
-    v_head_dim, kv_lora_rank] instead of the layer `name`.
+    """Reads the factors of `LatentExpansion` from GGUF files, which have [heads, kv_lora_rank, nope_head_dim] and
+    [heads, v_head_dim, kv_lora_rank] instead of the layer `name`.
     """
     heads = context.shard(0, shape.num_heads, "attention heads")
     keys, values = (

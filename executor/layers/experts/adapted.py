@@ -23,7 +23,11 @@ class _Layers(NamedTuple):
 
 
 class ExpertAdapters:
-    """The weights of a rank's experts, each of which has its layers in the place of adapters."""
+    """The weights of a rank's experts, each of which has its layers in the place of adapters.
+
+    Attributes:
+        layers: of all experts.
+    """
 
     def __init__(
         self,
@@ -52,21 +56,21 @@ class ExpertAdapters:
         self._down = LowRankWeights(
             place.zeros(numbers, rank, size), place.zeros(numbers, rank, shape.hidden_size), (shape.hidden_size,), ranks
         )
-        self._layers = []
+        self.layers: list[LayerAdapters] = []
         for number, (first, down) in enumerate(experts):
             of_expert = slice(number, None, len(own))
             whole = [Shard(1, 0, shape.hidden_size)]
             for bases, in_shards, all_weights in ((first, whole, self._gate_up), ([down], [shard], self._down)):
                 a, b, sizes, *_ = all_weights
                 weights = LowRankWeights(a[of_expert], b[of_expert], sizes, ranks[of_expert])
-                self._layers.append(LayerAdapters(place, bases, in_shards, sizes, has_bias=False, weights=weights))
+                self.layers.append(LayerAdapters(place, bases, in_shards, sizes, has_bias=False, weights=weights))
         names = [[base.part.name for base in (*first, down)] for first, down in experts]
-        place.add_experts(ExpertNames(stored.mixture, shape, list(own), names, stored.is_interleaved), self._layers)
+        place.add_experts(ExpertNames(stored.mixture, shape, list(own), names, stored.is_interleaved), self.layers)
 
     def of_step(self, x: Tensor) -> LowRankExperts | None:
         """Returns the weights for a step's tokens `x` [num_tokens, hidden]; None: no adapter adds any."""
         if self._version != self._place.version:
-            self._version, self._is_used = self._place.version, any(layer.is_used for layer in self._layers)
+            self._version, self._is_used = self._place.version, any(layer.is_used for layer in self.layers)
         if not self._is_used or not self._place.is_active:
             return None
         return LowRankExperts(self._gate_up, self._down, self._place.tokens(len(x)))

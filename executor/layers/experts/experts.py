@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.adapted import ExpertAdapters
 from quire.executor.layers.experts.exchange import ExpertExchange
@@ -120,6 +121,11 @@ class Experts:
         if not place.takes(*(part.name for part in (*first, down)), stored.mixture):
             return None
         return ExpertAdapters(context, place, stored, self._shape, own, shard)
+
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        """The experts' places of adapters."""
+        return [] if self._adapters is None else self._adapters.layers
 
     @property
     def places(self) -> ExpertPlaces:

@@ -56,7 +56,7 @@ class PagedAttention:
                 latent = LatentAttention(context.ops, number, form.scale, expansion, context.sequences)
                 self._layers.append(latent)
                 self.kv.append(latent.kv)
-                sizes = latent.kv.size, expansion.rank
+                sizes = latent.kv.size, expansion.latent.rank
             else:
                 head_dim = max(call.key_dim, call.value_dim)
                 self._layers.append(

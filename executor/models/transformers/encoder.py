@@ -14,11 +14,13 @@ from quire.core.config.pooling import SequencePooling
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
+from quire.executor.layers.adapters import Adapters
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.absent_modules import leave_out_towers
+from quire.executor.models.transformers.adapted_rows import adapters_of, check_rows
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.encoder_head import EncoderHead, keep_precision
 from quire.executor.models.transformers.encoder_probe import EncoderPlan, explore
@@ -84,7 +86,9 @@ class TransformersEncoder:
         self._context = context
         self._plan = plan
         self._special = _special_tokens(model.config, spec.vocab_size).to(context.device)
-        self._head = EncoderHead(model, source, plan.output, keeps_states=plan.needs_whole_class)
+        self._head = EncoderHead(
+            model, source, plan.output, context.adapters, keeps_states=plan.needs_whole_class
+        )  # fmt: skip
         self._attention: AttentionOfSequences | None = None
         self._tokens_at_once = 0  # each sequence alone
         self.label_poolings: Sequence[SequencePooling] = ()
@@ -105,12 +109,16 @@ class TransformersEncoder:
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Computes the hidden states of all tokens, [num_tokens, hidden]."""
         lengths = np.asarray(step.sequences.query_lens)
-        parts, start = [], 0
+        parts, start, place = [], 0, self._context.adapters
         for group in self._groups(lengths):
             stop = start + int(group.sum())
             part = step if len(group) == len(lengths) else self._part(step, slice(start, stop), group)
+            if place is not None:
+                place.enter_part(start, stop - start)
             parts.append(self._run(token_ids[start:stop], part))
             start = stop
+        if place is not None:
+            place.leave_part()
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -126,6 +134,8 @@ class TransformersEncoder:
         """
         with torch.inference_mode():
             first, second = (self._tokens(count) for count in _NUM_TOKENS)
+            if self._context.adapters is not None:
+                self._check_adapters(self._context.adapters, torch.cat((first, second)))
             second[: len(self._special)] = self._special[: len(second)]
             states = self._alone(first)
             if len(states) != len(first):
@@ -181,6 +191,16 @@ class TransformersEncoder:
             logger.error("%s cannot compute a sequence of %d tokens: %s", self._architecture, len(token_ids), error)
             nothing = torch.full((len(token_ids), self._hidden_size), torch.nan, dtype=self._context.dtype)
             return nothing.to(self._context.device)
+
+    def _check_adapters(self, place: Adapters, token_ids: Tensor) -> None:
+        """Lets layers of the head take no adapters, nor those that see other rows than tokens; see `check_rows`."""
+        step, behind = self._step([*_NUM_TOKENS]), set(self._model.modules()) - set(self._base.modules())
+        place.leave_out(adapters_of(behind | self._plan.head))
+
+        def run() -> None:
+            self.forward(token_ids, step)
+
+        check_rows(place, self._base.modules(), len(token_ids), run)
 
     def _states(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Runs the class's code on tokens of one sequence, or of several if they run together."""

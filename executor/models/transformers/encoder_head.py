@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from quire.executor.layers.adapters import Adapters, without_tokens
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.transformers.layer_modules import WholeLinear
 from quire.executor.models.transformers.probe import sizes_of
@@ -20,9 +21,12 @@ class EncoderHead:
     Each row is a sequence of one token; the module whose output are the hidden states, `source`, returns them.
     """
 
-    def __init__(self, model: PreTrainedModel, source: nn.Module, output: Any, *, keeps_states: bool) -> None:
-        """Takes as `output` the result of `source` in a dry run."""
+    def __init__(
+        self, model: PreTrainedModel, source: nn.Module, output: Any, adapters: Adapters | None, *, keeps_states: bool
+    ) -> None:
+        """Takes as `output` the result of `source` in a dry run. Its layers take no `adapters`."""
         self._model = model
+        self._adapters = adapters
         self._output = output
         self._given: Tensor | None = None
         self._seen: Tensor | None = None
@@ -45,7 +49,8 @@ class EncoderHead:
         self._given = hidden.unsqueeze(1)
         try:
             token_ids = torch.zeros(len(hidden), 1, dtype=torch.int64, device=hidden.device)
-            logits = self._model(input_ids=token_ids).logits
+            with without_tokens(self._adapters):
+                logits = self._model(input_ids=token_ids).logits
         finally:
             self._given = None
         return logits if logits.dim() == 2 else logits[:, 0]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.logging import get_logger
+from quire.executor.layers.adapters import without_tokens
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import Model
@@ -132,7 +133,8 @@ class FastPath:
         """Returns hidden states [num_outputs, hidden] of the wanted tokens, or None if there is no program."""
         if not self._is_built:
             self._is_built = True
-            self._build()
+            with without_tokens(self._context.adapters):
+                self._build()
         return None if self.programs is None else _hidden(self.programs[0], token_ids, step)
 
     def compute_logits(self, hidden: Tensor) -> Tensor | None:

@@ -48,7 +48,7 @@ class LatentAttention(AttendingStep):
     @property
     def kv(self) -> LatentKV:
         """The layer's cached rows."""
-        return LatentKV((self.expansion.rank, self.expansion.shared_size))
+        return LatentKV((self.expansion.latent.rank, self.expansion.shared_size))
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Selects this operation's arguments from those of the class's attention call; its values are zeros."""
@@ -81,8 +81,8 @@ class RotatedLatentAttention(AttendingStep):
         self, step: StepContext, projected: Tensor, latents: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool = False
     ) -> Tensor:
         pages, group = step.caches[self.number]
-        nope_head_dim = self.expansion.to_latent.shape[1]
-        q = projected[0].unflatten(1, (len(self.expansion.to_latent), -1))
+        num_heads, nope_head_dim = self.expansion.latent.to_latent.shape[:2]
+        q = projected[0].unflatten(1, (num_heads, -1))
         rotated = self.ops.latent.rotate_and_store_latent(NewLatents(
             q[..., nope_head_dim:], latents[0], self.norm, cos, sin, pages, step.attention[group].slot_mapping,
             is_interleaved=self.is_interleaved,
@@ -98,15 +98,15 @@ def attended(
     Returns [1, num_tokens, heads, size of values], or only those of the wanted tokens.
     """
     pages, group = step.caches[layer.number]
-    latent = layer.ops.latent
+    expansion = layer.expansion.latent
     own: StepContext | Wanted = step
     if is_last:
         assert step.wanted is not None
         own = step.wanted
         q, rest = (layer.ops.take_rows(x.flatten(1), own.tokens).unflatten(1, x.shape[1:]) for x in (q, rest))
-    q_latent = latent.head_linear(q, layer.expansion.to_latent)
+    q_latent = expansion.on_queries(q)
     out = layer.sequences.attend_to_latents(layer.ops, q_latent, rest, pages, own, group, scale=layer.scale)
-    return latent.head_linear(out, layer.expansion.to_values).unsqueeze(0)
+    return expansion.on_outputs(out).unsqueeze(0)
 
 
 # --------------------------------------------------------------------------------------------------------- dry runs
@@ -189,7 +189,7 @@ def _read_form(program: Program, call: Call, expansion: layer_modules.Expansion,
     """Reads the form of a call's inputs; None if it is none of ours."""
     query, latents, shared = (ref.index for ref in call.args)
     _, num_heads, _, head_dim = program.metas[query].shape
-    rank, width = expansion.rank, expansion.rank + expansion.shared_size
+    rank, width = expansion.latent.rank, expansion.latent.rank + expansion.shared_size
 
     def stops(each: Call) -> bool:
         is_projection = any(out is not None and program.metas[out].shape[-1:] == (width,) for out in each.outs)

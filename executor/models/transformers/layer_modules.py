@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.executor.layers.adapters import LayerAdapters
+from quire.executor.layers.attention.expansion import LatentExpansion
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import experts as layers
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
@@ -16,6 +18,19 @@ from quire.ops.backend import Backend
 
 class LayerModule(nn.Module):
     """One of our layers; a program has it as one call."""
+
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        """The places of the layer's adapters."""
+        return []
+
+    def num_rows(self, x: Tensor) -> int:
+        """Returns the number of rows that an input `x` has for the adapters."""
+        return x.numel() // x.shape[-1]
+
+
+def _some(adapters: LayerAdapters | None) -> list[LayerAdapters]:
+    return [] if adapters is None else [adapters]
 
 
 class WholeLinear(LayerModule):
@@ -44,6 +59,10 @@ class Linear(LayerModule):
         self.in_features = in_features
         self.out_features = out_features
 
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return _some(self._layer.adapters)
+
     def forward(self, x: Tensor) -> Tensor:
         return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
@@ -55,6 +74,10 @@ class GatheredLinear(LayerModule):
         super().__init__()
         self._layer = layer
         self._group = context.group
+
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return _some(self._layer.adapters)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self._group.all_gather(self._layer(x.reshape(-1, x.shape[-1])))
@@ -69,6 +92,10 @@ class SplitInputLinear(LayerModule):
         self._layer = layer
         self._own = slice(start, stop)
 
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return _some(self._layer.adapters)
+
     def forward(self, x: Tensor) -> Tensor:
         return self._layer(x.reshape(-1, x.shape[-1])[:, self._own]).view(*x.shape[:-1], -1)
 
@@ -81,6 +108,11 @@ class FusedLinear:
         self.sizes = list(sizes)
         self._input: Tensor | None = None
         self._outputs: list[Tensor | None] = []
+
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        """The place of the layers' adapters."""
+        return _some(self._layer.adapters)
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
         """Returns the outputs of layer `index`, [..., its size]."""
@@ -107,6 +139,10 @@ class FusedPart(LayerModule):
         self.fused = fused
         self.index = index
 
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return self.fused.adapters
+
     def forward(self, x: Tensor) -> Tensor:
         return self.fused(x, self.index)
 
@@ -130,6 +166,10 @@ class MLP(LayerModule):
         self._gate_up = gate_up
         self._down = down
 
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return [*_some(self._gate_up.adapters), *_some(self._down.adapters)]
+
     def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
         return self._down(self._gate_up(x.reshape(-1, x.shape[-1]))).view(x.shape)
 
@@ -144,6 +184,10 @@ class Experts(LayerModule):
         self.num_experts = num_experts
         self.activation_size = experts.activation_size
 
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return self._experts.adapters
+
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         weights = weights if weights.dtype == torch.float32 else weights.float()
         out = self._experts.partial(x.reshape(-1, x.shape[-1]), ids, weights)
@@ -156,27 +200,23 @@ class Expansion(LayerModule):
     Attention applies the expansion itself, to the latents that are held until then.
 
     Attributes:
-        to_latent: [heads, size of a key without the shared part, rank].
-        to_values: [heads, rank, size of a value].
+        latent: the layer's weight.
         shared_size: elements of the key that all heads share, after their own.
     """
 
-    def __init__(self, to_latent: Tensor, to_values: Tensor, shared_size: int) -> None:
+    def __init__(self, latent: LatentExpansion, shared_size: int) -> None:
         super().__init__()
-        self.to_latent = to_latent
-        self.to_values = to_values
+        self.latent = latent
         self.shared_size = shared_size
         self._latents: Tensor | None = None
 
     @property
-    def rank(self) -> int:
-        """Elements of a latent."""
-        return self.to_latent.shape[2]
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return self.latent.adapters
 
     def forward(self, latents: Tensor) -> Tensor:
         self._latents = latents
-        heads, size, _ = self.to_latent.shape
-        return latents.new_zeros(()).expand(*latents.shape[:-1], heads * (size + self.to_values.shape[2]))
+        return latents.new_zeros(()).expand(*latents.shape[:-1], self.latent.size)
 
     def take(self) -> Tensor:
         """Returns the latents of the last call, and drops them."""
@@ -245,38 +285,63 @@ class RMSNorm(LayerModule):
 class Embedding(LayerModule):
     """Looks up token ids in the table and multiplies by `scale`. Each rank holds some rows."""
 
-    def __init__(self, context: ModelContext, rows: Tensor, start: int, scale: float) -> None:
+    def __init__(
+        self, context: ModelContext, rows: Tensor, start: int, scale: float, adapters: LayerAdapters | None = None
+    ) -> None:
         super().__init__()
         self._ops = context.ops
         self._group = context.group
         self.weight = rows  # some classes look at its device
         self._start = start
         self._scale = scale
+        self._adapters = adapters
+
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return _some(self._adapters)
+
+    def num_rows(self, x: Tensor) -> int:
+        return x.numel()
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return self._embed(token_ids.reshape(-1)).view(*token_ids.shape, -1)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self._group.size == 1:
-            return self._ops.take_rows(self.weight, token_ids, self._scale)
+            rows = self._ops.take_rows(self.weight, token_ids, self._scale)
+            return rows if self._adapters is None else self._adapters.add_rows(token_ids, rows)
         local = token_ids - self._start
         is_elsewhere = (local < 0) | (local >= len(self.weight))
-        rows = self._ops.take_rows(self.weight, local.masked_fill(is_elsewhere, 0), self._scale)
-        return self._group.all_reduce(rows.masked_fill(is_elsewhere.unsqueeze(1), 0))
+        local = local.masked_fill(is_elsewhere, 0)
+        rows = self._ops.take_rows(self.weight, local, self._scale).masked_fill(is_elsewhere.unsqueeze(1), 0)
+        if self._adapters is not None:
+            rows = self._adapters.add_rows(local, rows, is_elsewhere)
+        return self._group.all_reduce(rows)
 
 
 class Head(LayerModule):
     """Computes the logits of the whole vocabulary from [..., hidden]. Each rank computes a part of them."""
 
-    def __init__(self, context: ModelContext, read: ReadLinear, vocab_size: int) -> None:
+    def __init__(
+        self, context: ModelContext, read: ReadLinear, vocab_size: int, adapters: LayerAdapters | None = None
+    ) -> None:
         super().__init__()
         self._ops = context.ops
         self._group = context.group
         self._vocab_size = vocab_size
         self._packed = context.packing.linear(read)
+        self._adapters = adapters
+
+    @property
+    def adapters(self) -> Sequence[LayerAdapters]:
+        return _some(self._adapters)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self._group.all_gather(self._ops.linear(x.reshape(-1, x.shape[-1]), self._packed))
+        rows = x.reshape(-1, x.shape[-1])
+        logits = self._ops.linear(rows, self._packed)
+        if self._adapters is not None:
+            logits = self._adapters.add(rows, logits)
+        logits = self._group.all_gather(logits)
         return logits[:, : self._vocab_size].view(*x.shape[:-1], -1)
 
 

@@ -16,6 +16,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.media import MediaItem
+from quire.executor.layers.adapters import Adapters, without_tokens
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.positions.rotary import check_first_chunk
@@ -24,6 +25,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.architectures import ARCHITECTURES
 from quire.executor.models.base import MediaRows, MediaSupport, Model
 from quire.executor.models.transformers.absent_modules import leave_out_towers
+from quire.executor.models.transformers.adapted_rows import check_rows
 from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
 from quire.executor.models.transformers.cache_check import check_cached_attention
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
@@ -35,6 +37,7 @@ from quire.executor.models.transformers.probe import Findings, probe, probe_rows
 from quire.executor.models.transformers.replacement import LayerReplacement, transposed_weights
 from quire.executor.models.transformers.row_by_row import RowByRow, RowPlan, check_cache, keeps_more
 from quire.executor.models.transformers.skeleton import build_skeleton
+from quire.executor.models.transformers.small_sequences import SmallSequences
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
 from quire.executor.models.transformers.stages import StagePart, keep_stage, received_rows
 from quire.executor.models.transformers.step_check import check_steps
@@ -74,9 +77,12 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     if plan is None:
         sequences: PagedAttention | RowByRow = PagedAttention(context, findings.calls, expansions)
     else:
-        sequences = RowByRow(plan, context.ops)
+        sequences = RowByRow(plan, context.ops, context.adapters)
     fill(model, weights, context.device)
     built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part, towers)
+    has_peers = context.experts is not None and context.experts.exchange is not None  # which are not ready yet
+    if context.adapters is not None and context.device.type != "meta" and not has_peers:
+        built.check_adapters(context.adapters)
     if plan is not None and context.device.type != "meta":
         try:
             check_steps(built, part, context, spec.vocab_size)
@@ -168,6 +174,7 @@ class TransformersModel:
         self._part = part
         self._vocab_size = vocab_size
         self._embed = model.get_input_embeddings()
+        self._context = context
         self._replay = _Replay(self._backbone, findings.output)
         self.kv_layers: Sequence[AttentionKV] = sequences.kv
         if towers is not None and towers.sees_prompt:
@@ -189,11 +196,26 @@ class TransformersModel:
                 set_attention(module, name)
         if towers is not None:
             towers.settle()
+        self._modules = list(dict.fromkeys((*model.modules(), *self._backbone.modules())))
         self.fast_path: FastPath | None = None
         code = _traced_code(sequences, self._backbone)
         if code is not None:
-            modules = dict.fromkeys((*model.modules(), *self._backbone.modules()))
-            self.fast_path = FastPath(self, code, self._embed, modules, context, vocab_size, part)
+            self.fast_path = FastPath(self, code, self._embed, self._modules, context, vocab_size, part)
+
+    @torch.inference_mode()
+    def check_adapters(self, place: Adapters) -> None:
+        """Runs a few tokens, and lets layers take no adapters that see other rows than these; see `check_rows`."""
+        lengths = {0: 5, 1: 3}
+        token_ids, step = SmallSequences(
+            self, self._part, self._context, self._vocab_size, len(lengths), max(lengths.values())
+        ).step(lengths)
+
+        def run() -> None:
+            hidden = self.run_code(token_ids, step)
+            if self._part.is_last:
+                self.run_head(hidden)
+
+        check_rows(place, self._modules, len(token_ids), run)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         hidden = None if self.fast_path is None or _needs_code(step) else self.fast_path.forward(token_ids, step)
@@ -232,7 +254,8 @@ class TransformersModel:
 
     def encode_media(self, item: MediaItem) -> MediaRows:
         assert self._towers is not None, "a prompt has an image, and the model no tower"
-        return self._towers.encode(item)
+        with without_tokens(self._context.adapters):
+            return self._towers.encode(item)
 
     def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
         return None if self._towers is None else self._towers.positions(token_ids, items)

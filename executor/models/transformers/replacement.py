@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from quire.executor.layers.attention.expansion import LatentExpansion
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
+from quire.executor.layers.vocabulary import VocabularyWeight
 from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.experts import load_experts, read_experts
 from quire.executor.models.transformers.matching import (
@@ -108,12 +110,10 @@ class LayerReplacement:
             rank, num_outputs = sizes_of(linear)
             split = self.splits[linear]
             shard = split.shard if split.style == "column" else Shard(0, 0, num_outputs)
-            weight = self.context.read_dequantized(LinearPart(names[linear], num_outputs, shard), rank)
-            heads = weight.view(call.num_heads, nope_head_dim + call.value_dim, rank)
-            keys, values = heads.split((nope_head_dim, call.value_dim), dim=1)
-            replaced[linear] = layer_modules.Expansion(
-                keys.contiguous(), values.transpose(1, 2).contiguous(), call.key_dim - nope_head_dim
+            latent = LatentExpansion.read(
+                self.context, LinearPart(names[linear], num_outputs, shard), rank, nope_head_dim, call.value_dim
             )
+            replaced[linear] = layer_modules.Expansion(latent, call.key_dim - nope_head_dim)
             self._put(names[linear], replaced[linear])
         return replaced
 
@@ -122,22 +122,33 @@ class LayerReplacement:
     def _replace_ends(self, names: Mapping[nn.Module, str]) -> None:
         """Replaces the token embedding and the head."""
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        table = f"{names[embedding]}.weight" if embedding in names else None
+        has_head = type(head) is nn.Linear and head not in self.findings.raw
+        is_tied = has_head and table is not None and self.context.weights.are_same(f"{names[head]}.weight", table)
         rows = None
-        if embedding in names and (scale := _embedding_scale(embedding)) is not None:
-            rows, start = self._vocabulary_rows(f"{names[embedding]}.weight", embedding.get_parameter("weight").shape)
-            self._put(names[embedding], layer_modules.Embedding(self.context, rows, start, scale))
-        if type(head) is nn.Linear and head not in self.findings.raw:
+        if table is not None and (scale := _embedding_scale(embedding)) is not None:
+            shape = embedding.get_parameter("weight").shape
+            rows, start = self._vocabulary_rows(table, shape)
+            adapters = VocabularyWeight(self.context, table, *shape, is_shared=is_tied).table_adapters(scale)
+            self._put(names[embedding], layer_modules.Embedding(self.context, rows, start, scale, adapters))
+        if has_head:
             name = names[head]
             source = f"{name}.weight"
-            is_tied = embedding in names and self.context.weights.are_same(source, f"{names[embedding]}.weight")
             tied = rows if is_tied else None
+            adapters = VocabularyWeight(
+                self.context,
+                table if is_tied and table is not None else source,
+                *head.weight.shape,
+                bias=None if head.bias is None else f"{name}.bias",
+                is_shared=is_tied,
+            ).head_adapters()
 
             def read() -> tuple[Tensor, Tensor | None]:
                 weight = self._vocabulary_rows(source, head.weight.shape)[0] if tied is None else tied
                 bias = None if head.bias is None else self._vocabulary_rows(f"{name}.bias", head.bias.shape)[0]
                 return weight, bias
 
-            self._put(name, layer_modules.Head(self.context, read, head.out_features))
+            self._put(name, layer_modules.Head(self.context, read, head.out_features, adapters))
 
     def _vocabulary_rows(self, name: str, shape: torch.Size) -> tuple[Tensor, int]:
         """Returns this rank's rows and the index of the first. All ranks have equally many; past the end they are

@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 )
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import Adapters
 from quire.executor.layers.attention.layer_kv import AttentionKV, LatentKV, LayerKV
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
@@ -144,8 +145,9 @@ class RowByRow:
         states: the states that each recurrent layer keeps.
     """
 
-    def __init__(self, plan: RowPlan, ops: Backend) -> None:
+    def __init__(self, plan: RowPlan, ops: Backend, adapters: Adapters | None = None) -> None:
         self.plan = plan
+        self._adapters = adapters
         self._ops = ops
         self.kv = plan.kv
         self.states = plan.states
@@ -154,6 +156,8 @@ class RowByRow:
         """Returns hidden states of all tokens, [num_tokens, hidden]; `embeds` replaces the rows of `token_ids`."""
         outputs = []
         for row, tokens, past in self._pieces(step):
+            if self._adapters is not None:
+                self._adapters.enter_part(tokens.start, tokens.stop - tokens.start)
             cache = Cache(layers=[self._view(step, row, tokens, past, layer) for layer in self.plan.layers])
             rows = None if embeds is None else embeds[tokens].unsqueeze(0)
             is_shifted = bool(step.attention) and int(step.positions[tokens.start]) != past  # images take fewer places
@@ -163,6 +167,8 @@ class RowByRow:
                 positions = step.rotary_positions[:, tokens].unsqueeze(1)
             out = run_row(backbone, token_ids[tokens].unsqueeze(0), cache, positions, rows)
             outputs.append(first_tensor(out)[0])
+        if self._adapters is not None:
+            self._adapters.leave_part()
         return torch.cat(outputs)
 
     def _pieces(self, step: StepContext) -> Iterator[tuple[int, slice, int]]:
