@@ -188,6 +188,10 @@ class RequestTable:
             num_columns: more than any draft's position.
         """
         self.reach(num_columns)
+        if self._on_host is not None:
+            columns = starts.numpy()[:, None] + np.arange(token_ids.shape[1])
+            self._on_host[(slots * self._num_columns)[:, None] + columns] = token_ids.numpy()
+            return
         columns = starts.unsqueeze(1) + torch.arange(token_ids.shape[1], device=self.device)
         index = to_device(slots * self._num_columns, self.device).unsqueeze(1) + columns
         self.token_ids.view(-1)[index] = token_ids.int()

@@ -25,6 +25,22 @@ _MANY = 64
 """More tokens than these are no beginnings of one text."""
 
 
+_MOST_TEXTS = 512
+"""Masks of a request whose forced tokens are remembered."""
+
+
+class _Forced(NamedTuple):
+    """What a grammar forces after a request's known tokens.
+
+    Attributes:
+        token_ids: one after the other.
+        masks: [1 + tokens that do not end the output, num_words] int32; that of the next token, and those along them.
+    """
+
+    token_ids: list[int]
+    masks: np.ndarray
+
+
 class DeadEnd(NamedTuple):
     """Why a grammar lets an output neither end nor continue."""
 
@@ -48,7 +64,8 @@ class GrammarMasks(FollowingMask):
         self._stuck: set[int] = set()  # slots whose last mask allowed nothing
         self._chosen: dict[int, list[int]] = {}  # by slot; the tokens that its matcher has not accepted yet
         self._drafts: dict[int, list[int]] = {}  # by slot; of the current step
-        self._next: dict[int, np.ndarray] = {}  # by slot; the next mask, where it is known already
+        self._forced: dict[int, _Forced] = {}  # by slot; where it is known already
+        self._texts: dict[int, dict[bytes, int | None]] = {}  # by slot; the forced tokens of masks
         self._masked: dict[int, np.ndarray] = {}  # by slot; of the current step, the masks from its next token on
         self._pieces: dict[int, Sequence[bytes]] = {}  # by slot; the text of each token
         self._library = GrammarLibrary()
@@ -81,6 +98,7 @@ class GrammarMasks(FollowingMask):
         self._stuck.discard(slot)
         self._unmask(slot)
         self._pieces.pop(slot, None)
+        self._texts.pop(slot, None)
 
     def _start(self, request: NewSlot, output: list[int]) -> Matcher:
         assert request.grammar is not None
@@ -120,8 +138,8 @@ class GrammarMasks(FollowingMask):
                 continue
             if slot in self._drafts:
                 self._fill_rows(bitmask, row, matcher, slot)
-            elif (known := self._next.pop(slot, None)) is not None:
-                bitmask[row] = known
+            elif (known := self._forced.pop(slot, None)) is not None:
+                bitmask[row] = known.masks[0]
             else:
                 matchers, rows = by_library.setdefault(type(matcher), ([], []))
                 matchers.append(matcher)
@@ -141,11 +159,15 @@ class GrammarMasks(FollowingMask):
         """
         drafts, num_accepted = self._drafts[slot], 0
         bitmask[row + 1 : row + 1 + len(drafts)] = -1
-        known = self._next.pop(slot, None)
+        known = self._forced.pop(slot, None)
+        if known is not None and drafts == known.token_ids[: len(drafts)]:
+            masks = known.masks[: 1 + len(drafts)]
+            bitmask[row : row + len(masks)] = masks
+            return
         if known is None:
             self._fill_row(bitmask, row, matcher, slot)
         else:
-            bitmask[row] = known
+            bitmask[row] = known.masks[0]
         try:
             for draft in drafts:
                 allowed = bitmask.item(row + num_accepted, draft // 32) >> draft % 32 & 1
@@ -229,14 +251,12 @@ class GrammarMasks(FollowingMask):
         if not self._active[slot] or (matcher := self._matcher(slot)) is None:
             return []
         found: list[int] = []
-        mask = np.zeros((1, self._num_words), np.int32)
+        masks = np.empty((most + 1, self._num_words), np.int32)
         num_accepted = 0
         try:
-            while len(found) < most:
-                matcher.fill(mask, 0)
-                if not found:
-                    self._next[slot] = mask[0].copy()
-                token_id = self._forced_token(mask[0], self._pieces[slot])
+            while True:  # the mask after the last token as well, which the step that checks it needs
+                matcher.fill(masks, num_accepted)
+                token_id = self._forced_token(slot, masks[num_accepted]) if len(found) < most else None
                 if token_id is None:
                     break
                 found.append(token_id)
@@ -248,12 +268,23 @@ class GrammarMasks(FollowingMask):
         except Exception as error:  # a library's error: its request ends
             self._blame(slot, error)
             return []
+        self._forced[slot] = _Forced(found, masks[: num_accepted + 1])
         return found
 
-    def _forced_token(self, mask: np.ndarray, pieces: Sequence[bytes]) -> int | None:
-        """Returns the longest allowed token, if all others are beginnings of it; None: the text is not forced."""
+    def _forced_token(self, slot: int, mask: np.ndarray) -> int | None:
+        """Returns what `_longest` finds for a mask. An output mostly comes to the same few masks again and again."""
         if np.count_nonzero(mask) > _MANY:
             return None
+        texts, key = self._texts.setdefault(slot, {}), mask.tobytes()
+        if key not in texts:
+            if len(texts) >= _MOST_TEXTS:
+                texts.clear()
+            texts[key] = self._longest(mask, self._pieces[slot])
+        return texts[key]
+
+    @staticmethod
+    def _longest(mask: np.ndarray, pieces: Sequence[bytes]) -> int | None:
+        """Returns the longest allowed token, if all others are beginnings of it; None: the text is not forced."""
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not 0 < len(allowed) <= _MANY or allowed[-1] >= len(pieces):
             return None
@@ -267,7 +298,7 @@ class GrammarMasks(FollowingMask):
         """Stops masking a request's tokens."""
         self._matchers.pop(slot, None)
         self._chosen.pop(slot, None)
-        self._next.pop(slot, None)
+        self._forced.pop(slot, None)
         self._active[slot] = False
 
     def why_nothing_fits(self, slot: int, *, has_other_limits: bool) -> DeadEnd | None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.executor.step.drafts import Proposal
@@ -65,28 +64,26 @@ class Drafter:
     def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
         asked = np.flatnonzero(sampled.wants_drafts)
         given = self._from_host(asked, sampled)
-        guesses, rest = Proposal.none(table.device), asked[:0]
+        guesses, rest = None, asked[:0]
         if self._method is not None and (len(given) < len(asked) or self.sees_all_steps):
             wants = sampled.wants_drafts.copy()
             wants[list(given)] = False
             rest = np.flatnonzero(wants)
             guesses = self._method.propose(forward, sampled._replace(wants_drafts=wants), table)
-        if not given:
-            return guesses if self._method is not None else _nothing(len(asked), table.device)
-        num_columns = max(guesses.token_ids.shape[1], *map(len, given.values()))
-        token_ids = torch.zeros(len(asked), num_columns, dtype=torch.int64, device=table.device)
-        counts = torch.zeros(len(asked), dtype=torch.int64, device=table.device)
-        if len(rest):
+        if guesses is not None and not given:
+            return guesses
+        num_guessed = 0 if guesses is None else guesses.token_ids.shape[1]
+        rows = np.zeros((len(asked), max([num_guessed, *map(len, given.values())])), np.int64)
+        counts = np.zeros(len(asked), np.int64)
+        for place, drafts in zip(np.searchsorted(asked, [*given]).tolist(), given.values(), strict=True):
+            rows[place, : len(drafts)] = drafts
+            counts[place] = len(drafts)
+        proposal = Proposal(to_device(rows, table.device), to_device(counts, table.device))
+        if guesses is not None and len(rest):
             index = to_device(np.searchsorted(asked, rest), table.device)
-            token_ids[index, : guesses.token_ids.shape[1]] = guesses.token_ids
-            counts[index] = guesses.num_drafts
-        rows = np.zeros((len(given), num_columns), np.int64)
-        for row, drafts in enumerate(given.values()):
-            rows[row, : len(drafts)] = drafts
-        index = to_device(np.searchsorted(asked, np.array(list(given))), table.device)
-        token_ids[index] = to_device(rows, table.device)
-        counts[index] = to_device(np.array([len(drafts) for drafts in given.values()]), table.device)
-        return Proposal(token_ids, counts)
+            proposal.token_ids[index, :num_guessed] = guesses.token_ids
+            proposal.num_drafts[index] = guesses.num_drafts
+        return proposal
 
     def _from_host(self, asked: np.ndarray, sampled: SampledTokens) -> dict[int, list[int]]:
         """Returns the drafts of host sources, by row of `sampled`, in order."""
@@ -102,10 +99,3 @@ class Drafter:
                     given[row] = drafts
                     break
         return given
-
-
-def _nothing(num_rows: int, device: torch.device) -> Proposal:
-    return Proposal(
-        torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
-        torch.zeros(num_rows, dtype=torch.int64, device=device),
-    )

@@ -1,5 +1,6 @@
 """Matchers of all libraries, and masks beside the sampler: what they allow, replay, take back and refuse."""
 
+import itertools
 import threading
 import time
 import zlib
@@ -448,7 +449,8 @@ def test_rows_with_drafts_have_the_masks_that_each_token_would_have_alone(
 ) -> None:
     """Drafts that are right, wrong, forbidden or the end: after each step the matcher stands where the output does."""
     output = [*ids("abcdcd"), END]
-    for drafts in ([ord("b")], ids("bcd"), ids("bcx"), ids("xcd"), ids("bcdcd"), [*ids("bcdcd"), END], []):
+    tried = ([ord("b")], ids("bcd"), ids("bcx"), ids("xcd"), ids("bcdcd"), [*ids("bcdcd"), END], [])
+    for drafts, asks in itertools.product(tried, (False, True)):
         bench = Bench()
         bench.admit(1, grammar("(ab|cd){3}", backend))
         bench.admit(2, grammar("a+", backend))
@@ -462,6 +464,8 @@ def test_rows_with_drafts_have_the_masks_that_each_token_would_have_alone(
                 bench.table.token_ids[1, bench.lengths[1] + row] = draft
             logits = torch.cat([preferring(token_id, END) for token_id in right[: 1 + len(told)]] + [preferring(97)])
             batch = SampleBatch(np.array(slots), np.array(positions), bench.table)
+            if asks:  # so that some masks are known already
+                bench.sampler.forced_tokens(1, 16)
             sampled = bench.sampler.sample(logits, batch)
             bench.sampler.collect(sampled)
             token_ids, _ = sampled.on_host
@@ -479,6 +483,26 @@ def test_rows_with_drafts_have_the_masks_that_each_token_would_have_alone(
         assert not bench.sampler.has_grammar(1)
         assert bench.sampler.has_grammar(2)
         assert bench.dead_end(1, has_other_limits=False) == ""
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_the_library_makes_no_mask_twice_for_the_pieces_that_it_forces(
+    grammar: Callable[..., Grammar], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    bench.admit(0, grammar("(xyz|w)(1|2)", backend))
+    bench.step(preferring(ord("x")), [0])
+    forced = bench.sampler.forced_tokens(0, 16)
+    assert forced == ids("yz")
+
+    def fill(matcher: object, bitmask: np.ndarray, row: int) -> None:
+        raise AssertionError("this mask is known")
+
+    monkeypatch.setattr(type(bench.masks._matchers[0]), "fill", fill)
+    bench.table.token_ids[0, bench.lengths[0] : bench.lengths[0] + 2] = torch.tensor(forced, dtype=torch.int32)
+    batch = SampleBatch(np.array([0, 0, 0]), bench.lengths[0] + np.arange(3), bench.table)
+    sampled = bench.sampler.sample(torch.cat([preferring(END, ord("w"), *ids("yz2"))] * 3), batch)
+    assert sampled.on_host[0] == ids("yz2")
 
 
 @pytest.mark.parametrize("backend", ALL_BACKENDS)

@@ -291,4 +291,6 @@ def test_accepted_tokens_are_counted_as_by_a_loop(seed: int) -> None:
         torch.tensor(token_ids), columns, [], counts, counts, counts, torch.tensor(wanted), np.array(wanted), counts
     )
     chosen = torch.tensor(tokens), torch.tensor(usable)
-    assert num_accepted(Sampled(np.array(wanted), chosen, None, HostTransfers()), batch).tolist() == expected
+    for on_host in (False, True):
+        everything = Sampled(np.array(wanted), chosen, None, HostTransfers())
+        assert num_accepted(everything, batch, on_host=on_host).tolist() == expected
