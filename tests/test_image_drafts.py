@@ -8,7 +8,7 @@ import pytest
 from quire import LLM, SamplingParams
 from tests.image_checkpoints import make_image, write_checkpoint
 
-pytestmark = pytest.mark.turns(4, among="whole systems")
+pytestmark = [pytest.mark.turns(4, among="whole systems"), pytest.mark.timeout(480)]  # it starts two engines
 
 GUESSES = {"method": "custom_class", "model": "tests.oracle.Guesser", "num_speculative_tokens": 2}
 

@@ -89,15 +89,15 @@ async def member(
         participant.close()
 
 
-def test_bytes_and_files_go_both_ways_in_order() -> None:
+def test_bytes_and_files_go_both_ways_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.core.cluster.participant.JOIN_SECONDS", 600.0)  # a node that is there tries sooner
+
     async def test() -> None:
         async with (
             head() as (cluster, address),
             member(address.replace("127.0.0.1", "localhost")) as (participant, there, running),
         ):
-            asked_at = time.monotonic()
             [node] = await cluster.all_joined()
-            assert time.monotonic() - asked_at < 0.8 * JOIN_SECONDS
             node.listener = here = Heard()
             node.tell(ShareFile("/a", b"file"))
             for each in (b"1", b"2"):

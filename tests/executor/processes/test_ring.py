@@ -156,13 +156,13 @@ def test_waiting_costs_no_processor_time(make_ring: MakeRing) -> None:
         closing(RingWriter(handle, name="test")) as writer,
         closing(RingReader(handle, 0, spin_seconds=1e-4)) as reader,
     ):
-        started = time.process_time()
+        started = time.thread_time()  # of the waiting thread: others of the process may be busy
         with pytest.raises(TimeoutError):
             reader.read(timeout=0.3)
         writer.write(b"fills the ring")
         with pytest.raises(TimeoutError):
             writer.write(b"too many", timeout=0.3)
-        assert time.process_time() - started < 0.1
+        assert time.thread_time() - started < 0.1
 
 
 def test_sequence_numbers_wrap(make_ring: MakeRing) -> None:

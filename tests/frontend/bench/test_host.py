@@ -1,6 +1,7 @@
 """The host benchmark: every stage runs, and counts every token that was requested."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,13 +18,13 @@ from tests.servers import ServerProcess
 
 
 def test_every_stage_and_executor_is_measured(tmp_path: Path) -> None:
-    out = tmp_path / "figures.json"
+    out, mark = tmp_path / "figures.json", {"STARTED_BY": str(tmp_path)}  # which its processes inherit
     done = subprocess.run(
         [
             sys.executable, "-m", "quire", "bench", "host", "--num-streams", "3", "--seconds", "0.1", "--output-len",
             "7", "--num-steps", "3", "--output-json", str(out),
         ],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=120, env=os.environ | mark,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())
@@ -35,7 +36,9 @@ def test_every_stage_and_executor_is_measured(tmp_path: Path) -> None:
         roles = {"frontend", "engine"} | ({"client"} if row["stage"] == "http" else set())
         assert set(row["cpu_us_per_token"]) - {"other"} == roles | ({"worker"} if row["executor"] == "mp" else set())
     assert [row["running"] for row in figures["steps"]] == [3]
-    assert not [each for each in psutil.process_iter(["cmdline"]) if "null_server" in str(each.info["cmdline"])]
+    assert not [
+        each for each in psutil.process_iter(["environ"]) if mark.items() <= (each.info["environ"] or {}).items()
+    ]
 
 
 def test_a_step_is_timed_with_all_requests_running() -> None:
