@@ -92,7 +92,7 @@ class AsyncLLM(EngineControl):
         self.prompts = self._intake.prompts
         self.hearing = self._intake.hearing
         self.media = self._intake.media
-        self.chat_templates = ChatTemplates(tokenizer, model.name)
+        self.chat_templates = ChatTemplates(tokenizer, model.name, joins=config.spec.embeds_images)
         self._tokenizer = tokenizer
 
     @classmethod

@@ -142,6 +142,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
         projection: the name of a linear layer among the weights, from hidden states to vectors; None: there is none.
         ranking: of a model that reads a query and all its documents in one prompt; None: it does not.
         embedding_size: elements of a vector.
+        fills_to: texts get tokens of padding up to this number, which the others see; 0: none.
         task_adapters: those among the weights; None: there are none.
         includes_prompt: the mean of a text's tokens has those of a named prompt before it.
         joins_texts: a pair is one text for the model, where no template writes it.
@@ -166,6 +167,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
     embedding_size: int
+    fills_to: int = 0
     matryoshka: list[int] | None = None
     dimensions: int | None = None
     dense: list[DenseLayer] = []

@@ -66,6 +66,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False  # code that the checkpoint brings may be imported
     model_class: str | None = None  # module:Class that a program or a package registered for the architecture
     sentence: SentenceModel | None = None  # files of sentence-transformers beside the model
+    embeds_images: bool = False  # an image is a prompt by itself, whose vector lies among those of texts
     is_encoder: bool = False  # nothing is kept of a sequence from step to step, so that a step computes it whole
     encoder: EncoderSpec | None = (
         None  # the model is a decoder that attends to an encoder's output; other fields are its

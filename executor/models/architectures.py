@@ -23,6 +23,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
         "encoder_decoders.blenderbot",
         "BlenderbotSmallForConditionalGeneration",
     ),
+    "CLIPModel": ("encoders.dual", "CLIPModel"),
     "CamembertForMaskedLM": ("encoders.bert", "RobertaModel"),
     "CamembertForSequenceClassification": ("encoders.bert", "RobertaModel"),
     "CamembertForTokenClassification": ("encoders.bert", "RobertaModel"),
@@ -166,6 +167,8 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "RwkvForCausalLM": ("recurrent.rwkv", "RwkvForCausalLM"),
     "RecurrentGemmaForCausalLM": ("hybrid.recurrent_gemma", "RecurrentGemmaForCausalLM"),
     "SarvamMoEForCausalLM": ("mixtures.sarvam_moe", "SarvamMoEForCausalLM"),
+    "Siglip2Model": ("encoders.dual", "Siglip2Model"),
+    "SiglipModel": ("encoders.dual", "SiglipModel"),
     "Starcoder2ForCausalLM": ("dense.starcoder2", "Starcoder2ForCausalLM"),
     "SwitchTransformersForConditionalGeneration": (
         "encoder_decoders.switch",

@@ -9,7 +9,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES, WITH_ROTATION
-from quire.executor.models.base import EncoderDecoder, Model, ModelContext, StagedModel
+from quire.executor.models.base import EncoderDecoder, Model, ModelContext, ReadsMedia, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.reading import ReadingDecoder
 from quire.executor.models.unsupported import explain_unsupported
@@ -111,7 +111,9 @@ def build_own(spec: ModelSpec, context: ModelContext) -> Model:
 
 def _with_towers(model: Model, spec: ModelSpec, context: ModelContext) -> Model:
     """Adds the towers that the class of a checkpoint has in Transformers, if it has a decoder among other parts."""
-    if not context.reads_media or "text_config" not in spec.config_json or isinstance(model, EncoderDecoder):
+    if not context.reads_media or "text_config" not in spec.config_json:
+        return model
+    if isinstance(model, EncoderDecoder | ReadsMedia):
         return model
     if any(isinstance(layer, LatentKV) and layer.rate > 1 for layer in model.kv_layers):
         logger.info(

@@ -70,6 +70,8 @@ class Renderer:
         else:
             text = self._write(chat, messages, placeholders)
         special = chat.add_special_tokens
+        if self._templates.joins and chat.chat_template is None and self._own_template is None:
+            special = True
         if self._media is not None and parts:
             return await self._media.read(text, parts, add_special_tokens=special, must_fit=must_fit, param="messages")
         return Prompt(text, await self._tokenizer.tokenize(text, add_special_tokens=special, must_fit=must_fit))

@@ -33,6 +33,7 @@ from quire.frontend.checkpoint.overrides import override
 from quire.frontend.checkpoint.registered_models import find_model
 from quire.frontend.checkpoint.sentence_files import read_sentence_model
 from quire.frontend.checkpoint.speech_tokens import read_speech_tokens
+from quire.frontend.checkpoint.two_encoders import read_two_encoders, with_text_type
 
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -133,7 +134,8 @@ def make_model_spec(
     stated: dict[str, Any], folder: Path, model: ModelConfig, path: Path, tokenizer_folder: Path
 ) -> ModelSpec:
     """`read_model_spec` of a checkpoint whose config.json, with overrides, is `stated`; messages call it `path`."""
-    config = complete(with_decoder(without_retrieval(stated)))
+    two = read_two_encoders(stated)
+    config = complete(with_decoder(without_retrieval(with_text_type(stated))))
     if not isinstance(config.get("model_type"), str | None):
         raise ConfigError(f"{path}: model_type must be a string, got {config['model_type']!r}.")
     defaults = {"max_position_embeddings": _UNSTATED}
@@ -141,7 +143,7 @@ def make_model_spec(
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}
     architecture = _architecture(config, path)
     has_encoder = is_encoder_decoder(config, architecture)
-    encodes = not has_encoder and is_encoder(config, architecture)
+    encodes = two is not None or (not has_encoder and is_encoder(config, architecture))
     if encodes:  # there may be another layer in the place of attention
         defaults["num_attention_heads"] = 1
     given = stated_fields(without_retrieval(stated))
@@ -172,6 +174,9 @@ def make_model_spec(
     if config.get("head_dim") == 0:  # of a class whose heads have no part with positions
         config["head_dim"] = None
     facts["max_position_embeddings"] = context_length(config, facts["max_position_embeddings"], path)
+    head_dim = _positive_int(config, _HEAD_DIM, path, default=facts["hidden_size"] // heads)
+    if two is not None:
+        facts["hidden_size"] = _positive_int({"projection_dim": two.size}, ("projection_dim",), path)
     return ModelSpec(
         path=str(folder),
         tokenizer_path=str(tokenizer_folder),
@@ -181,7 +186,8 @@ def make_model_spec(
         config_json=stated,
         dtype=_dtype(config, model, folder, path),
         num_kv_heads=kv_heads,
-        head_dim=_positive_int(config, _HEAD_DIM, path, default=facts["hidden_size"] // heads),
+        head_dim=head_dim,
+        embeds_images=two is not None,
         is_encoder=encodes,
         encoder=read_encoder_spec(config, facts["max_position_embeddings"], facts["vocab_size"])
         if has_encoder

@@ -18,6 +18,8 @@ def reads_media(config: MultimodalConfig, spec: ModelSpec, layout: Layout) -> bo
 
     Towers run on ranks that compute whole sequences from the first layer to the last.
     """
+    if spec.is_encoder and not spec.embeds_images:
+        return False
     has_processor = any((Path(spec.path) / name).is_file() for name in PROCESSOR_FILES)
     kinds = [kind for kind, names in _NAMES.items() if any(name.startswith(names) for name in spec.config_json)]
     is_wanted = not config.language_model_only and any(config.limit_of(kind) > 0 for kind in kinds or _NAMES)

@@ -73,6 +73,8 @@ def resolve(
     profiler = _absolute(args.observability.profiler_config)
     pooling = resolve_pooling(args.model, spec)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec, pooling)
+    if spec.embeds_images:
+        _check_two_encoders(args, spec, pooling, max_model_len)
     defaults = _batch_defaults(usage, kind, layout.num_workers, gpu_bytes)
     if spec.encoder is not None:
         if pooling is not None:
@@ -101,7 +103,7 @@ def resolve(
         seed=args.model.seed,
         quantization=_quantization(args),
         pooling=pooling,
-        reads_media=not spec.is_encoder and reads_media(args.multimodal, spec, layout),
+        reads_media=reads_media(args.multimodal, spec, layout),
         speculation=speculation,
         draft_model=draft_model,
         adapters=adapters,
@@ -170,6 +172,22 @@ def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:
 
 def _flight_recorder(place: str | None) -> str | None:
     return place if place in (None, "off") else os.path.abspath(os.path.expanduser(place))
+
+
+def _check_two_encoders(args: EngineArgs, spec: ModelSpec, pooling: PoolingSpec | None, max_model_len: int) -> None:
+    """Refuses options that a model with encoders of texts and of images cannot heed."""
+    if pooling is None or not pooling.embeds or pooling.sequence != "LAST" or pooling.enable_chunked_processing:
+        raise ConfigError(
+            f"{spec.name} makes vectors of whole texts and images; leave out --convert classify, other kinds of "
+            "pooling, and enable_chunked_processing."
+        )
+    if pooling.fills_to > max_model_len:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: texts of {spec.name} are filled up to {pooling.fills_to} tokens; leave "
+            "it out."
+        )
+    if args.model.enable_prompt_embeds:
+        raise ConfigError(f"--enable-prompt-embeds: {spec.name} takes texts and images; leave it out.")
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | None) -> tuple[int, bool]:

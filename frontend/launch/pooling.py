@@ -22,6 +22,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.pooling import PoolingTask
 from quire.frontend.checkpoint.model_spec import read_json_if_present
 from quire.frontend.checkpoint.token_lookup import find_token_ids
+from quire.frontend.checkpoint.two_encoders import read_two_encoders
 from quire.frontend.launch.pooling_classes import classification
 from quire.frontend.launch.pooling_kinds import kind_of
 
@@ -182,7 +183,7 @@ def _common(spec: ModelSpec, kind: Conversion, asked: PoolerConfig, sources: dic
     elif (stated := _stated_pooling(spec.config_json)) is not None:
         sequence, sources["pooling"] = stated, "config.json"
     else:
-        sequence = "CLS" if spec.is_encoder else "LAST"
+        sequence = "CLS" if spec.is_encoder and not spec.embeds_images else "LAST"
     found: dict[str, Any] = {"sequence": sequence, "token": asked.token or "ALL"}
     if sentence is not None:
         found |= {
@@ -237,12 +238,18 @@ def _embedding(spec: ModelSpec, asked: PoolerConfig, *, is_sparse: bool) -> dict
         "projection": projection,
         "ranking": ranking,
         "embedding_size": size,
+        "fills_to": spec.max_position_embeddings if _fills_texts(spec) else 0,
         "matryoshka": matryoshka,
         "dimensions": asked.dimensions,
         "step_tag_id": asked.step_tag_id,
         "enable_chunked_processing": asked.enable_chunked_processing,
         "max_embed_len": asked.max_embed_len,
     }
+
+
+def _fills_texts(spec: ModelSpec) -> bool:
+    two = read_two_encoders(spec.config_json)
+    return two is not None and two.fills_texts
 
 
 def _colbert_size(spec: ModelSpec) -> int:

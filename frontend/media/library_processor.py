@@ -109,11 +109,17 @@ def ready_item(modality: Modality, text: str, num_rows: int, values: Mapping[str
 
 
 @functools.cache
-def load_processor(folder: str) -> LibraryProcessor:
-    """The processor of a checkpoint, which is read once."""
+def prepare() -> None:
+    """Has the library read processors by Pillow, and leave out those that it cannot load."""
     AutoVideoProcessor.from_pretrained = classmethod(_read_videos)  # type: ignore[method-assign, assignment]
     AutoImageProcessor.from_pretrained = classmethod(_read_images)  # type: ignore[method-assign, assignment]
     ProcessorMixin.check_argument_for_proper_class = _check_others  # type: ignore[method-assign]
+
+
+@functools.cache
+def load_processor(folder: str) -> LibraryProcessor:
+    """The processor of a checkpoint, which is read once."""
+    prepare()
     config = read_config(folder)
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if _reader_of(config) is not config:

@@ -69,6 +69,7 @@ class ItemFacts(Struct, array_like=True, tag="item_facts"):
 
     placeholder: str = ""  # what a text has for an item, before it is expanded
     token_id: int = -1  # stands for one of the tower's rows
+    is_whole: bool = False  # an item is a prompt by itself, and no part of a text
     fault: str = ""  # why such items cannot be read; empty if they can
     is_large: bool = False
 

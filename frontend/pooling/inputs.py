@@ -147,15 +147,12 @@ class Inputs:
         return pooling.max_embed_len or sys.maxsize
 
     def _padded(self, prompt: Prompt) -> Prompt:
-        missing = self._engine.max_model_len - len(prompt.token_ids)
-        if missing <= 0:
+        if prompt.media:
             return prompt
-        tokenizer = self._engine.async_tokenizer.tokenizer
-        token = tokenizer.special_tokens.get("pad_token")
-        token_id = None if token is None else tokenizer.token_id(token)
-        if token_id is None:
-            raise ParameterError("This model's tokenizer has no padding token; leave padding out.", param="padding")
-        return prompt._replace(text=None, token_ids=prompt.token_ids + [token_id] * missing)
+        padded = self._engine.async_tokenizer.padded(prompt.token_ids, self._engine.max_model_len)
+        if padded is prompt.token_ids:
+            return prompt
+        return prompt._replace(text=None, token_ids=padded)
 
     async def _render(self, messages: Conversation, request: InputBody) -> Prompt:
         chat = ChatInput(

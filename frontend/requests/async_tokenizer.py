@@ -56,6 +56,17 @@ class AsyncTokenizer:
         """The special tokens among a text's `token_ids` that the tokenizer has added."""
         return AddedTokens.of(token_ids, self.tokenizer.encode(""))
 
+    def padded(self, token_ids: list[int], length: int) -> list[int]:
+        """Token ids that are filled up to a length with padding. Raises ParameterError if there is no token for it."""
+        missing = length - len(token_ids)
+        if missing <= 0:
+            return token_ids
+        token = self.tokenizer.special_tokens.get("pad_token")
+        token_id = None if token is None else self.tokenizer.token_id(token)
+        if token_id is None:
+            raise ParameterError("This model's tokenizer has no padding token; leave padding out.", param="padding")
+        return token_ids + [token_id] * missing
+
     def spelled(self, text: str) -> str:
         """A text as the model reads it, which may be in lower case."""
         return text.lower() if self._lower_case else text

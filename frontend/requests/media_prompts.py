@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from quire.core.errors import ParameterError
-from quire.core.wire.media import Modality
+from quire.core.wire.media import MediaItem, Modality
 from quire.frontend.media.frames import is_video
 from quire.frontend.media.messages import ItemFacts
 from quire.frontend.media.placing import expand, expand_ids, place
-from quire.frontend.media.reader import MediaReader
+from quire.frontend.media.reader import MediaReader, ReadItem
 from quire.frontend.media.samples import is_sound
 from quire.frontend.media.sources import Content, MediaPart, content_of, is_rows
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
@@ -47,6 +47,8 @@ class MediaPrompts:
         """
         items = await self.reader.read(parts)
         facts = await self.reader.facts_of(parts)
+        if any(each.is_whole for each in facts.values()):
+            return _alone(items, text, param)
         expanded = expand(text, items, _placeholders(facts), param)
         token_ids = await self._tokenizer.tokenize(expanded, add_special_tokens=add_special_tokens, must_fit=must_fit)
         return Prompt(text, token_ids, media=place(token_ids, items, _marks(facts), param))
@@ -55,9 +57,28 @@ class MediaPrompts:
         """Reads token ids with a placeholder for each item, like `read`."""
         items = await self.reader.read(parts)
         facts = await self.reader.facts_of(parts)
+        if any(each.is_whole for each in facts.values()):
+            return _alone(items, token_ids, param)
         encode = functools.partial(self._tokenizer.tokenizer.encode, add_special_tokens=False)
         expanded = expand_ids(token_ids, items, encode, _placeholders(facts), param)
         return Prompt(None, expanded, media=place(expanded, items, _marks(facts), param))
+
+
+def _alone(items: Sequence[ReadItem], beside: str | list[int], param: str) -> Prompt:
+    """The prompt of an image that is no part of a text: one token stands for its vector.
+
+    Args:
+        beside: what the prompt has besides.
+    """
+    if len(items) > 1 or (beside.strip() if isinstance(beside, str) else beside):
+        what = "a text beside an image" if len(items) == 1 else f"{len(items)} images"
+        raise ParameterError(
+            f"This model makes a vector of a text or of one image, and the prompt has {what}; send each as a prompt of "
+            "its own.",
+            param=param,
+        )
+    [item] = items
+    return Prompt(None, [0], media=[MediaItem(item.modality, item.digest, [(0, 1)], item.facts, item.arrays)])
 
 
 def _placeholders(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, str]:

@@ -67,6 +67,7 @@ class DataPrompt(TypedDict):
 
 PromptDict = TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 PromptLike = str | list[int] | PromptDict
+_OF_MEDIA = ("multi_modal_data", "multi_modal_uuids")
 _KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kind.__annotations__}
 
 
@@ -162,6 +163,13 @@ def _split_dict(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None
         raise ParameterError(f"A prompt cannot hold {sorted(unknown)[0]!r}.", param="prompt")
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     has_embeds = prompt.get("prompt_embeds") is not None
+    if (
+        text is None
+        and token_ids is None
+        and not has_embeds
+        and any(prompt.get(name) is not None for name in _OF_MEDIA)
+    ):
+        text = ""  # an item may be a prompt by itself
     if has_embeds and token_ids is not None:
         raise ParameterError("A prompt is either prompt_token_ids or prompt_embeds.", param="prompt_embeds")
     if isinstance(text, str) or (text is None and (token_ids is not None or has_embeds)):

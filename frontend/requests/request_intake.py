@@ -79,6 +79,7 @@ class RequestIntake:
         after_reasoning: AfterReasoning | None,
     ) -> None:
         self._spec = config.spec
+        self._pooling_spec = config.pooling
         self._client = client
         self._engines = config.served_engines
         self._tokenizer = tokenizer
@@ -208,6 +209,9 @@ class RequestIntake:
             longest = min(longest or self.limit.longest_prompt, self.limit.longest_prompt)
         if longest is not None and len(read.token_ids) > longest:
             raise self.limit.too_long(len(read.token_ids), longest)
+        fills_to = 0 if self._pooling_spec is None else self._pooling_spec.fills_to
+        if fills_to and not read.media:
+            read = read._replace(token_ids=self.async_tokenizer.padded(read.token_ids, fills_to))
         pooling = pooling.without_lead(read.num_lead_tokens)
         await _admit(submission, read)
         engine = self._engine(submission.data_parallel_rank)

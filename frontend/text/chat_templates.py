@@ -8,6 +8,8 @@ from quire.frontend.text.chat_template import ChatTemplate, Message
 from quire.frontend.text.content_forms import Placeholders
 from quire.frontend.text.tokenizer import Tokenizer, needed
 
+_JOINED = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
 
 class ChatTemplates:
     """The templates of one model; each is compiled once.
@@ -16,11 +18,13 @@ class ChatTemplates:
         tokenizer: has the checkpoint's templates, and the special tokens that templates write; None to serve only
             token ids.
         model: the model's name, for errors.
+        joins: a checkpoint without a template gets one that joins the contents of messages.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, model: str) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, model: str, *, joins: bool = False) -> None:
         self._tokenizer = tokenizer
         self._model = model
+        self._joins = joins
         self._compiled = functools.lru_cache(maxsize=16)(self._compile)
 
     @property
@@ -28,6 +32,11 @@ class ChatTemplates:
         """The checkpoint's template for conversations with tools; None if it has no template."""
         own = {} if self._tokenizer is None else self._tokenizer.chat_templates
         return own.get("tool_use", own.get("default"))
+
+    @property
+    def joins(self) -> bool:
+        """True if prompts are the contents of messages alone, whose special tokens the tokenizer adds."""
+        return self._joins and self.lacks("default")
 
     def lacks(self, name: str) -> bool:
         """True if the checkpoint has no template of this name."""
@@ -74,6 +83,8 @@ class ChatTemplates:
         if chosen is not None:
             return own.get(chosen, chosen)
         name = "tool_use" if with_tools and "tool_use" in own else "default"
+        if name not in own and self._joins:
+            return _JOINED
         if name not in own:
             names = f" Its templates are called {', '.join(sorted(own))}." if own else ""
             raise ParameterError(
