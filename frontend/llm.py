@@ -16,7 +16,6 @@ from quire.frontend.offline.engine import LLMEngine
 from quire.frontend.offline.vector_llm import VectorLLM
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import MakeBar, RequestProgress, open_progress
-from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
@@ -93,12 +92,14 @@ class LLM(VectorLLM):
             lora_request: an adapter for all prompts, or one each; needs `enable_lora=True`.
             priority: one number for all, or one a prompt; lower runs first, with `scheduling_policy="priority"`.
             tokenization_kwargs: see `Tokenization.read`.
+            mm_processor_kwargs: keywords of the model's processor, for the images, videos and sounds of all prompts.
 
         Raises:
             ParameterError: a prompt or parameter is wrong; all running requests are aborted.
         """
-        refuse(mm_processor_kwargs=mm_processor_kwargs)
-        batch = self._builder.of_prompts(prompts, sampling_params, priority, lora_request, tokenization_kwargs)
+        batch = self._builder.of_prompts(
+            prompts, sampling_params, priority, lora_request, tokenization_kwargs, mm_processor_kwargs
+        )
         return self._run(batch, use_tqdm)
 
     def chat(
@@ -122,12 +123,12 @@ class LLM(VectorLLM):
         Args:
             chat_template: a Jinja template for this call; None for the one of `LLM`.
             tokenization_kwargs: as for `generate`, but special tokens are left to the template.
+            mm_processor_kwargs: as for `generate`.
 
         Raises:
             ParameterError: the template refuses a conversation, or a parameter is wrong.
         """
-        refuse(mm_processor_kwargs=mm_processor_kwargs)
-        batch = self._builder.of_conversations(
+        build = self._builder.of_conversations(
             messages,
             sampling_params,
             priority,
@@ -139,8 +140,9 @@ class LLM(VectorLLM):
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
             tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._run(batch, use_tqdm)
+        return self._run(self.llm_engine.run(build), use_tqdm)
 
     def enqueue(
         self,
@@ -156,8 +158,9 @@ class LLM(VectorLLM):
 
         `wait_for_completion` returns their outputs. Arguments and errors are those of `generate`.
         """
-        refuse(mm_processor_kwargs=mm_processor_kwargs)
-        batch = self._builder.of_prompts(prompts, sampling_params, priority, lora_request, tokenization_kwargs)
+        batch = self._builder.of_prompts(
+            prompts, sampling_params, priority, lora_request, tokenization_kwargs, mm_processor_kwargs
+        )
         return self._submit(batch, use_tqdm)
 
     def enqueue_chat(
@@ -177,8 +180,7 @@ class LLM(VectorLLM):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Like `enqueue`, with the arguments and errors of `chat`."""
-        refuse(mm_processor_kwargs=mm_processor_kwargs)
-        batch = self._builder.of_conversations(
+        build = self._builder.of_conversations(
             messages,
             sampling_params,
             priority,
@@ -190,8 +192,9 @@ class LLM(VectorLLM):
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
             tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._submit(batch, use_tqdm)
+        return self._submit(self.llm_engine.run(build), use_tqdm)
 
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool | MakeBar | None = None

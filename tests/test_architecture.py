@@ -79,10 +79,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "control": "metrics refusals requests checkpoint",
         "async_llm": "checkpoint metrics outputs refusals launch text parsing/answers requests control",
         "io_processors": "outputs requests async_llm",
-        "offline": "checkpoint io_processors metrics outputs progress refusals launch text requests async_llm",
-        "llm": "metrics outputs progress refusals launch text requests async_llm offline",
         "chat": "checkpoint refusals grammar media metrics outputs text parsing parsing/formats parsing/answers "
         "requests async_llm",
+        "offline": "checkpoint io_processors metrics media outputs progress refusals launch text requests async_llm "
+        "chat",
+        "llm": "metrics outputs progress refusals launch text requests async_llm offline",
         "http": "entry_store keys requests async_llm chat",
         "http/pages": "http",
         "http/invocations": "http http/pages",

@@ -129,6 +129,32 @@ def test_a_prefix_is_cached_up_to_a_place_inside_an_image(served: tuple[str, LLM
     assert output.num_cached_tokens >= 16 * (len(output.prompt_token_ids) // 16 - 1)
 
 
+def test_conversations_have_images_and_calls_say_how_they_are_read(served: tuple[str, LLM, Reference]) -> None:
+    family, llm, reference = served
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, ignore_eos=True)
+    talks: Any = [
+        [{"role": "user", "content": [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": "What?"}]}]
+        for image in IMAGES[:2]
+    ]
+    outputs = llm.chat([*talks, [{"role": "user", "content": "Hi"}]], params, use_tqdm=False)
+    for images, output in zip((IMAGES[:1], IMAGES[1:2], []), outputs, strict=True):
+        check(reference, output.prompt or "", images, output)
+    if family != "qwen2_vl":
+        return
+    large: Any = {"prompt": prompt_of(family, "What? ", ""), "multi_modal_data": {"image": make_image(112, 112)}}
+    small = {"max_pixels": 56 * 56}
+    sized = [
+        *llm.generate([large, {**large, "mm_processor_kwargs": small}, large], params),
+        *llm.generate([large, {**large, "mm_processor_kwargs": {}}], params, mm_processor_kwargs=small),
+    ]
+    lengths = [len(output.prompt_token_ids) for output in sized]
+    assert [lengths[0] - each for each in lengths] == [0, 12, 0, 12, 12]
+    for kwargs, message in (({"sizes": 1}, "'sizes', which this model's"), ({"max_pixels": object()}, "plain values")):
+        with pytest.raises(ParameterError, match=message) as refusal:
+            llm.generate(large, params, mm_processor_kwargs=kwargs)
+        assert refusal.value.param == "mm_processor_kwargs"
+
+
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_preempted_prompts_with_images_go_on(family: str, tmp_path: Path) -> None:
     """Prompts begin again in chunks that end inside images, whose rows the tower has to make again."""

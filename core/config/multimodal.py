@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from quire.core.config.media_io import check_io_options
 from quire.core.errors import ConfigError
 
 DEFAULT_LIMIT = 999
@@ -34,8 +35,10 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
     media_io_kwargs: Annotated[
         dict[str, Any] | None,
         Meta(
-            description='Which frames of a video file are taken, such as {"video": {"num_frames": 32, "fps": 2}}: so '
-            "many at most, and so many a second at most. 32 when unset; -1: all.",
+            description='How files are read: {"video": {"num_frames": 32, "fps": 2}}, so many frames at most, and so '
+            'many a second at most, -1 for all; {"document": {"dpi": 144, "max_pages": 100}}, pixels an inch of a '
+            'PDF, and its most pages; {"image": {"rgba_background_color": [255, 255, 255]}}, what transparent images '
+            "lie on.",
             extra={"parse": "json"},
         ),
     ] = None
@@ -72,22 +75,7 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
             count = limit.get("count", DEFAULT_LIMIT) if isinstance(limit, dict) else limit
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ConfigError(f"limit_mm_per_prompt: {name} must be a whole number from 0, got {limit!r}.")
-        for name, options in (self.media_io_kwargs or {}).items():
-            if name != "video" or not isinstance(options, dict):
-                raise ConfigError(
-                    f"media_io_kwargs: {name!r} has no options here; video has, as an object such as "
-                    '{"video": {"num_frames": 32}}.'
-                )
-            for key, value in options.items():
-                if key not in ("num_frames", "fps"):
-                    raise ConfigError(f"media_io_kwargs: video has no {key!r}; it has num_frames and fps.")
-                kinds = (int,) if key == "num_frames" else (int, float)
-                if isinstance(value, bool) or not isinstance(value, kinds) or not (value > 0 or value == -1):
-                    raise ConfigError(f"media_io_kwargs: {key} must be a number above 0, or -1, got {value!r}.")
-
-    def io_options(self, modality: str) -> dict[str, Any]:
-        """How files of a kind are read."""
-        return (self.media_io_kwargs or {}).get(modality, {})
+        check_io_options(self.media_io_kwargs or {})
 
     def limit_of(self, modality: str) -> int:
         """The most items of a kind in a prompt."""

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from quire.core.errors import ParameterError
-from quire.frontend.chat.media_parts import image_part
+from quire.frontend.chat.media_parts import file_part, image_part
 
 _MEDIA = ("image", "document", "container_upload")
 """Types of blocks that have no text; images are read in messages of the user alone."""
@@ -59,15 +59,17 @@ def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> l
         at = f"{where}[{number}]"
         kind = block.get("type")
         if kind == "text":
-            texts.append({"type": "text", "text": _string(block, "text", at)})
-        elif kind == "image" and role == "user":
-            texts.append(_image(block, at))
+            texts.append(_text_part(_string(block, "text", at)))
+        elif kind in _READ and role == "user":
+            texts += _READ[kind](block, at)
         elif kind == "thinking" and role == "assistant":
             thoughts.append(_string(block, "thinking", at))
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(block, at))
         elif kind == "tool_result" and role == "user":
-            results.append(_result(block, at))
+            result, shown = _result(block, at)
+            results.append(result)
+            texts += shown
         elif kind == _UNREADABLE and role == "assistant":
             _string(block, "data", at)
         else:
@@ -88,18 +90,67 @@ def _simple(texts: list[dict[str, Any]]) -> Any:
     return texts[0]["text"] if len(texts) == 1 and texts[0]["type"] == "text" else texts
 
 
-def _image(block: dict[str, Any], at: str) -> dict[str, Any]:
+def _image(block: dict[str, Any], at: str) -> list[dict[str, Any]]:
     """An image as a part of a chat message; its source is an address, or data."""
+    return [image_part(_address(block, at), "image", at, "source")]
+
+
+def _document(block: dict[str, Any], at: str) -> list[dict[str, Any]]:
+    """A document as parts of a chat message: its title and context, and its text or its pages."""
+    citations = block.get("citations")
+    if citations is not None and not (isinstance(citations, dict) and citations.get("enabled") in (None, False)):
+        raise ParameterError(
+            f"{at}.citations are not there: answers cite nothing here. Leave it out, or send it without enabled.",
+            param="messages",
+        )
+    head = [_string(block, name, at) for name in ("title", "context") if block.get(name) is not None]
+    source, param = block.get("source"), f"{at}.source"
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(source, dict) and kind == "text":
+        return [_text_part("\n\n".join([*head, _string(source, "data", param)]))]
+    lead = [_text_part("\n\n".join(head))] if head else []
+    if isinstance(source, dict) and kind == "content":
+        return lead + _parts(source.get("content"), f"{param}.content")
+    return [*lead, file_part(_address(block, at), "document", at, "source")]
+
+
+_READ = {"image": _image, "document": _document}
+"""Blocks that a user shows, by type."""
+
+
+def _address(block: dict[str, Any], at: str) -> str | None:
+    """The address of a block's source, or its data as one; None where it has neither."""
     source, param = block.get("source"), f"{at}.source"
     kind = source.get("type") if isinstance(source, dict) else None
     if isinstance(source, dict) and kind == "url":
-        return image_part(_string(source, "url", param), "image", at, "source")
+        return _string(source, "url", param)
     if isinstance(source, dict) and kind == "base64":
-        data = f"data:{_string(source, 'media_type', param)};base64,{_string(source, 'data', param)}"
-        return image_part(data, "image", at, "source")
+        return f"data:{_string(source, 'media_type', param)};base64,{_string(source, 'data', param)}"
     if kind == "file":
         raise ParameterError(f"{param} names a file, and none are kept here; send its data.", param="messages")
-    return image_part(None, "image", at, "source")
+    return None
+
+
+def _parts(content: Any, at: str) -> list[dict[str, Any]]:
+    """A string, or blocks of text and what a user shows, as parts of a chat message."""
+    if isinstance(content, str):
+        return [_text_part(content)]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise ParameterError(f"{at} must be a string or a list of blocks.", param="messages")
+    parts = []
+    for number, block in enumerate(content):
+        kind, where = block.get("type"), f"{at}[{number}]"
+        if kind == "text":
+            parts.append(_text_part(_string(block, "text", where)))
+        elif kind == "image":
+            parts += _image(block, where)
+        else:
+            raise ParameterError(f"{where} is of type {kind!r}; it must be text or image.", param="messages")
+    return parts
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
@@ -110,14 +161,25 @@ def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
     return {"id": _string(block, "id", at), "type": "function", "function": function}
 
 
-def _result(block: dict[str, Any], at: str) -> dict[str, Any]:
-    """The message of a tool. It has `is_error` for templates that show failures."""
-    text = _joined_text(block.get("content") or "", f"{at}.content")
+def _result(block: dict[str, Any], at: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The message of a tool, and the images and documents that it shows.
+
+    These stand in the user's message that follows, because templates write results of tools as strings. The tool's has
+    `is_error` for templates that show failures.
+    """
+    content, where = block.get("content") or "", f"{at}.content"
+    shown: list[dict[str, Any]] = []
+    if isinstance(content, list):
+        for number, each in enumerate(content):
+            if isinstance(each, dict) and each.get("type") in _READ:
+                shown += _READ[each["type"]](each, f"{where}[{number}]")
+        content = [each for each in content if not (isinstance(each, dict) and each.get("type") in _READ)]
+    text = _joined_text(content, where)
     failed = block.get("is_error")
     if not isinstance(failed, bool | None):
         raise ParameterError(f"{at}.is_error must be true or false.", param="messages")
     message = {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": text}
-    return {**message, "is_error": True} if failed else message
+    return ({**message, "is_error": True} if failed else message), shown
 
 
 def _joined_text(content: Any, at: str) -> str:

@@ -1,13 +1,14 @@
 """Reads or refuses the fields of request bodies that mean the same in every protocol."""
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_lists import check_extra_args
 from quire.core.wire.sampling_params import RequestOutputKind
+from quire.frontend.media.settings import Overrides
 from quire.frontend.refusals.fields import UNSUPPORTED
 
 SAMPLING_FIELDS = (
@@ -58,6 +59,20 @@ def read_sampling(body: Struct) -> dict[str, Any]:
         check_extra_args(extra_args, "vllm_xargs")
         given["extra_args"] = extra_args
     return {**given, "output_kind": kind}
+
+
+class MediaFields(Protocol):
+    """A body with a request's own settings of images, videos and sounds, for servers with --trust-request-mm-kwargs."""
+
+    @property
+    def mm_processor_kwargs(self) -> Any: ...
+    @property
+    def media_io_kwargs(self) -> Any: ...
+
+
+def read_overrides(body: MediaFields) -> Overrides:
+    """A body's settings of images, videos and sounds. Raises ParameterError for what is no such setting."""
+    return Overrides.read(body.mm_processor_kwargs, body.media_io_kwargs)
 
 
 def _ids_as_numbers(logit_bias: dict[str, float]) -> dict[int, float]:

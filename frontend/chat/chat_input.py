@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from quire.frontend.chat.list_limits import check_lists
 from quire.frontend.chat.tool_fields import ToolSet, check_messages
+from quire.frontend.media.settings import Overrides
 from quire.frontend.metrics.tool_calls import RequestType
 from quire.frontend.parsing.call_ids import CHAT_PREFIX
 from quire.frontend.text.truncation import Truncation
@@ -39,6 +40,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     streams: bool = False  # the client reads the answer while it grows
     priority: int = 0
     cache_salt: str | None = None
+    media: Overrides = Overrides()  # how its images, videos and sounds are read
     prediction: str = ""  # of the answer's text; it is tried as drafts
 
     @property

@@ -46,6 +46,13 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
     trust_request_chat_template: Annotated[
         bool, Meta(description="Run chat templates that clients send, in the sandbox that all templates run in.")
     ] = False
+    trust_request_mm_kwargs: Annotated[
+        bool,
+        Meta(
+            description="Take mm_processor_kwargs and media_io_kwargs of requests, which say how their images, videos "
+            "and sounds are read, and so how much memory and time these take."
+        ),
+    ] = False
     exclude_tools_when_tool_choice_none: Annotated[
         bool, Meta(description="Leave tools out of the prompt when a request sets tool_choice to none.")
     ] = False

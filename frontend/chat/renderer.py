@@ -6,7 +6,7 @@ from typing import Any
 from quire.core.errors import ParameterError
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.config import ChatConfig
-from quire.frontend.chat.media_parts import MediaPart, refuse_media, take_media
+from quire.frontend.chat.media_parts import take_media
 from quire.frontend.parsing.answers.parsers import OutputParsers
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.media_prompts import MediaPrompts
@@ -54,17 +54,8 @@ class Renderer:
         Raises:
             ParameterError: the conversation cannot be rendered, by field; the rendered text is called `prompt`.
         """
-        messages, placeholders = chat.messages, Placeholders()
-        parts: list[MediaPart] = []
-        if self._media is None:
-            refuse_media(messages)
-        else:
-            messages, parts = take_media(messages)
-        if self._media is not None and parts:
-            self._media.reader.check(parts)
-            facts = await self._media.reader.facts_of(parts)
-            texts: dict[str, str] = {modality: each.placeholder for modality, each in facts.items()}
-            placeholders = Placeholders(texts, self._media.reader.interleaves)
+        self._check_overrides(chat)
+        messages, parts, placeholders = await take_media(chat.messages, self._media, chat.media)
         if chat.num_characters > INLINE_CHARACTERS:
             text = await asyncio.to_thread(self._write, chat, messages, placeholders)
         else:
@@ -75,6 +66,20 @@ class Renderer:
         if self._media is not None and parts:
             return await self._media.read(text, parts, add_special_tokens=special, must_fit=must_fit, param="messages")
         return Prompt(text, await self._tokenizer.tokenize(text, add_special_tokens=special, must_fit=must_fit))
+
+    def _check_overrides(self, chat: ChatInput) -> None:
+        """Refuses a request's own settings of media, unless the server trusts it with them."""
+        field = chat.media.field
+        if field is None:
+            return
+        if self._media is None:
+            raise ParameterError(f"{field} is refused: this model reads text only; leave it out.", param=field)
+        if not self._config.trust_request_mm_kwargs:
+            raise ParameterError(
+                f"This server does not take {field} of requests; its --trust-request-mm-kwargs lets it. --"
+                f"{field.replace('_', '-')} sets them for all.",
+                param=field,
+            )
 
     def _write(self, chat: ChatInput, messages: list[dict[str, Any]], placeholders: Placeholders) -> str:
         config = self._config

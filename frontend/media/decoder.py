@@ -83,7 +83,8 @@ class MediaDecoder:
                         retry_after_seconds=RETRY_SECONDS,
                     ) from None
         if isinstance(answer, MediaRefused):
-            raise ParameterError(f"{param} {answer.message}.", param=param)
+            field = answer.field or param
+            raise ParameterError(f"{field} {answer.message}.", param=field)
         assert isinstance(answer, answer_type)
         return answer
 

@@ -1,8 +1,23 @@
 """What a helper finds wrong with a client's media."""
 
+from collections.abc import Iterable
+
 
 class MediaError(Exception):
     """The data cannot be read. The message is a sentence's end, such as "is no sound file"; the subject is the data."""
+
+
+class UnknownKeywordError(MediaError):
+    """The processor does not know a keyword. The subject is the request's field of them.
+
+    Args:
+        name: the keyword.
+        known: those that it knows.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = ", ".join(sorted(known)) or "none"
+        super().__init__(f"has {name!r}, which this model's processor does not know; it knows {names}")
 
 
 class MissingLibraryError(MediaError):

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from quire.frontend.helpers.frames import framed, receive
 from quire.frontend.helpers.helper_side import held_bytes, is_large, limited, run_helper
-from quire.frontend.media.errors import MediaError
+from quire.frontend.media.errors import MediaError, UnknownKeywordError
 from quire.frontend.media.messages import (
     DescribeAudio,
     DescribeImages,
@@ -21,12 +21,15 @@ from quire.frontend.media.messages import (
     MediaQuestion,
     MediaRefused,
     MediaSetup,
+    OpenDocument,
     ReadAudio,
     ReadImage,
+    ReadPage,
     ReadRows,
     ReadSound,
     ReadVideo,
 )
+from quire.frontend.media.settings import PROCESSOR_KWARGS
 from quire.frontend.media.torchvision_parts import install
 
 _SMALL_BYTES = 256 * 2**20
@@ -35,7 +38,8 @@ _SMALL_BYTES = 256 * 2**20
 _IMAGES = "quire.frontend.media.images.reader:ImageReader"
 _VIDEOS = "quire.frontend.media.videos.reader:VideoReader"
 _AUDIO = "quire.frontend.media.sounds.items:AudioReader"
-_OF_PROMPTS = (_IMAGES, _VIDEOS, _AUDIO)
+_PAGES = "quire.frontend.media.documents.reader:PageReader"
+_OF_PROMPTS = (_IMAGES, _VIDEOS, _AUDIO, _PAGES)
 """Those that read items of prompts, by the library's processors."""
 READERS: dict[type[Struct], str] = {
     ReadSound: "quire.frontend.media.sounds.reader:SoundReader",
@@ -47,6 +51,8 @@ READERS: dict[type[Struct], str] = {
     DescribeVideo: _VIDEOS,
     ReadVideo: _VIDEOS,
     DivideSound: _AUDIO,
+    OpenDocument: "quire.frontend.media.documents.reader:DocumentReader",
+    ReadPage: _PAGES,
 }
 """Import paths by question, because a reader is imported when it is first needed."""
 
@@ -86,6 +92,8 @@ class Readers:
         try:
             with limited(self._setup.limit_bytes, self._setup.limit_cpu_seconds):
                 answer = self._readers[READERS[type(question)]].read(question)
+        except UnknownKeywordError as error:
+            answer = MediaRefused(str(error), PROCESSOR_KWARGS)
         except MediaError as error:
             answer = MediaRefused(str(error))
         except MemoryError:

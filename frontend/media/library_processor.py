@@ -5,18 +5,19 @@ Only helper processes import this: the library takes seconds to load.
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoVideoProcessor, PretrainedConfig
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-from transformers.processing_utils import ProcessorMixin
+from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 
 from quire.core.logging import get_logger
 from quire.core.wire.media import Array, Modality
-from quire.frontend.media.messages import ReadyItem
+from quire.frontend.media.errors import MediaError, UnknownKeywordError
+from quire.frontend.media.messages import ItemFacts, ReadyItem
 
 logger = get_logger(__name__)
 
@@ -28,6 +29,15 @@ _KEYWORDS: Mapping[Modality, str] = {"image": "images", "audio": "audio", "video
 """The names of items in a call of a processor."""
 _TENSORS: Mapping[Modality, str] = {"image": "np", "audio": "pt", "video": "pt"}
 """What a processor shall return. Some of sounds, and those of videos, make tensors of torch alone."""
+_PARTS: Mapping[Modality, str] = {
+    "image": "image_processor", "audio": "feature_extractor", "video": "video_processor"
+}  # fmt: skip
+"""The parts of a processor that know keywords of each kind."""
+_OURS = frozenset({
+    *("return_tensors", "device", "data_format", "input_data_format", "disable_grouping", "do_sample_frames"),
+    *("video_metadata", "return_metadata", "sampling_rate"),
+})  # fmt: skip
+"""Keywords that no client sets: they say what goes in and what comes out."""
 
 
 class _Tokenizer:
@@ -56,6 +66,11 @@ class Mark(Struct, frozen=True):
     text: str
     token_id: int
 
+    @property
+    def facts(self) -> ItemFacts:
+        """How such items stand in prompts."""
+        return ItemFacts(self.text, self.token_id)
+
 
 class LibraryProcessor:
     """The processor of one checkpoint. The library raises anything where it does not understand a file or an item.
@@ -77,6 +92,54 @@ class LibraryProcessor:
             raise ValueError(f"it has no token that stands for an item of type {modality}")
         return Mark(text, token_id)
 
+    def keywords(self, modality: Modality) -> frozenset[str]:
+        """The keywords that it knows for items of a kind, and that a client may set."""
+        group = f"{_KEYWORDS[modality]}_kwargs"
+        kinds = getattr(type(self.processor), "valid_processor_kwargs", ProcessingKwargs).__annotations__
+        part = getattr(self.processor, _PARTS[modality], None)
+        return frozenset(getattr(kinds.get(group), "__annotations__", {})) - _OURS | keywords_of(part)
+
+    def choose(self, modality: Modality, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords among `options` that concern items of a kind. They may be in an object for it, such as
+        `images_kwargs`.
+
+        Raises:
+            UnknownKeywordError: no kind of item has one of them.
+        """
+        kinds = {f"{_KEYWORDS[kind]}_kwargs": self.keywords(kind) for kind in _KEYWORDS}
+        every = frozenset().union(*kinds.values())
+        chosen: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in kinds and isinstance(value, Mapping):
+                if unknown := sorted(set(value) - kinds[name]):
+                    raise UnknownKeywordError(f"{name}.{unknown[0]}", kinds[name])
+                if name == f"{_KEYWORDS[modality]}_kwargs":
+                    chosen.update(value)
+            elif name not in every:
+                raise UnknownKeywordError(name, every)
+            elif name in self.keywords(modality):
+                chosen.setdefault(name, value)
+        return chosen
+
+    def read(
+        self,
+        modality: Modality,
+        value: Any,
+        options: Mapping[str, Any],
+        ours: Mapping[str, Any] | None = None,
+    ) -> ReadyItem:
+        """Makes arrays of one item of a client.
+
+        Args:
+            options: the client's keywords.
+            ours: further ones.
+
+        Raises:
+            MediaError: the processor does not take the item.
+        """
+        chosen = self.choose(modality, options)
+        return taken(lambda: self.process(modality, value, {**chosen, **(ours or {})}))
+
     def process(self, modality: Modality, value: Any, options: Mapping[str, Any]) -> ReadyItem:
         """Makes arrays of one item."""
         mark = self.mark(modality)
@@ -93,6 +156,39 @@ class LibraryProcessor:
         if _HEARD in values:  # what the places of tokens follow from is a small array
             values[_HEARD_LENGTHS] = values[_HEARD].sum(axis=-1, dtype=np.int64)
         return ready_item(modality, seen[len(_BEFORE) : len(seen) - len(_AFTER)], num_rows, values)
+
+
+def keywords_of(part: Any) -> frozenset[str]:
+    """The keywords that a processor of one kind of items knows, and that a client may set."""
+    return frozenset(getattr(getattr(part, "valid_kwargs", None), "__annotations__", {})) - _OURS
+
+
+def taken(process: Callable[[], ReadyItem]) -> ReadyItem:
+    """What a processor makes of an item. Raises MediaError for whatever it raises: it may be anything for a size or a
+    length that it does not expect."""
+    try:
+        return process()
+    except (MediaError, MemoryError):
+        raise
+    except Exception as error:
+        raise MediaError(
+            f"is not taken by the model's processor ({type(error).__name__}: {str(error)[:300]})"
+        ) from None
+
+
+def facts_of(load: Callable[[], ItemFacts]) -> ItemFacts:
+    """The facts of a kind of items, or the fault of what is loaded for it: the library raises anything for files that
+    it does not understand."""
+    try:
+        return load()
+    except Exception as error:
+        return ItemFacts(fault=" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def check_usable(facts: ItemFacts) -> None:
+    """Raises MediaError if items of a kind cannot be read."""
+    if facts.fault:
+        raise MediaError(f"cannot be read, because the model's processor is not usable ({facts.fault})")
 
 
 def ready_item(modality: Modality, text: str, num_rows: int, values: Mapping[str, np.ndarray]) -> ReadyItem:

@@ -81,6 +81,31 @@ class ReadImage(Struct, array_like=True, tag="image"):
     pixels: Pixels | None
     max_pixels: int  # larger images are refused; 0: no limit
     options: dict[str, Any] = {}  # keywords of the processor
+    background: tuple[int, int, int] = (255, 255, 255)  # RGB, behind what is transparent
+
+
+class OpenDocument(Struct, array_like=True, tag="open_document"):
+    """A PDF file. The answer is a `DocumentFacts`."""
+
+    data: bytes
+    max_pages: int  # a document with more is refused
+
+
+class DocumentFacts(Struct, array_like=True, tag="document_facts"):
+    """What a document has."""
+
+    num_pages: int
+    is_large: bool = False
+
+
+class ReadPage(Struct, array_like=True, tag="page"):
+    """A page of a PDF file, as an image. The answer is a `ReadyItem`."""
+
+    data: bytes
+    index: int  # from 0
+    dpi: int  # pixels an inch
+    max_pixels: int  # larger images are refused; 0: no limit
+    options: dict[str, Any] = {}  # keywords of the processor
 
 
 class ReadRows(Struct, array_like=True, tag="rows"):
@@ -164,6 +189,7 @@ class MediaRefused(Struct, array_like=True, tag="refused"):
     """The data is not what it should be. `message` is a sentence's end, such as "is no sound file"."""
 
     message: str
+    field: str = ""  # of the request, which the message is about; empty: the one that has the data
     is_large: bool = False
 
 
@@ -177,5 +203,7 @@ MediaQuestion = (
     | DescribeVideo
     | ReadVideo
     | ReadRows
+    | OpenDocument
+    | ReadPage
 )
-MediaAnswer = Sound | ItemFacts | ReadyItem | DividedSound | MediaRefused
+MediaAnswer = Sound | ItemFacts | ReadyItem | DividedSound | DocumentFacts | MediaRefused

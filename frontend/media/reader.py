@@ -2,10 +2,8 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +15,8 @@ from quire.core.logging import get_logger
 from quire.core.wire.media import Array, Modality
 from quire.frontend.keys.caller import current_owner
 from quire.frontend.media.decoder import MediaDecoder
+from quire.frontend.media.files import Files
+from quire.frontend.media.item_cache import ItemCache, OwnItems
 from quire.frontend.media.messages import (
     DescribeAudio,
     DescribeImages,
@@ -24,13 +24,16 @@ from quire.frontend.media.messages import (
     DividedSound,
     DivideSound,
     ItemFacts,
+    MediaQuestion,
     ReadAudio,
     ReadImage,
+    ReadPage,
     ReadRows,
     ReadVideo,
     ReadyItem,
-    Sampling,
 )
+from quire.frontend.media.settings import MediaSettings, Overrides
+from quire.frontend.media.shared_work import SharedWork
 from quire.frontend.media.sources import Content, MediaPart, Sources
 
 logger = get_logger(__name__)
@@ -93,14 +96,14 @@ class MediaReader:
         self._max_rows = max_rows
         self._on_item = on_item
         self._sources = Sources(config)
-        self._options = config.mm_processor_kwargs or {}
-        self._sampling = Sampling(**config.io_options("video"))
+        self._files = Files(self._sources, decoder, self._settings_of)
+        self._server_settings = MediaSettings.of(config, Overrides())
         self._max_pixels = int(envs.read_float("MAX_IMAGE_PIXELS"))
-        self._settings: bytes | None = None
+        self._files_digest: bytes | None = None
         self._max_seconds = envs.read_float("MAX_AUDIO_DECODE_DURATION_S")
         self._facts: dict[Modality, ItemFacts] = {}
-        self._running: dict[bytes, _Work] = {}  # by name, as in the cache
-        self._cache = _Cache(int(config.mm_processor_cache_gb * _GIB))
+        self._cache: ItemCache = OwnItems(int(config.mm_processor_cache_gb * _GIB))
+        self._work = SharedWork(self._cache.put)
 
     @property
     def interleaves(self) -> bool:
@@ -186,6 +189,18 @@ class MediaReader:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
+    async def open(self, parts: Sequence[MediaPart]) -> list[list[MediaPart]]:
+        """For each part, its items: a file may have several.
+
+        Raises:
+            ParameterError: the model does not read such items, there are too many, or a file cannot be read.
+            UnavailableError: the host is too busy.
+        """
+        self.check(parts)
+        groups = [await self._files.open(part) for part in parts]
+        self.check([part for group in groups for part in group])
+        return groups
+
     async def divide(self, data: bytes, param: str, clip_seconds: float | None) -> DividedSound:
         """Decodes a sound file, in parts of `clip_seconds` at most; None: only what the model hears at once.
 
@@ -214,63 +229,47 @@ class MediaReader:
         return ReadItem(part.modality, part.param, made.digest, made.text, made.num_rows, made.facts, made.arrays)
 
     async def _process(self, part: MediaPart, content: Content, name: bytes) -> ReadyItem:
-        work = self._running.get(name)
-        if work is None:
-            work = self._running[name] = _Work(part)
-            work.task = asyncio.create_task(self._ask(work, content))
-            work.task.add_done_callback(lambda _: self._on_processed(name, work))
-        work.num_waiting += 1
-        try:
-            return await asyncio.shield(work.task)  # other requests may wait for the same task
-        except ParameterError as error:
-            if work.part.param == part.param:
-                raise
-            raise ParameterError(str(error).replace(work.part.param, part.param, 1), param=part.param) from None
-        finally:
-            work.num_waiting -= 1
-            if not work.num_waiting and not work.has_begun:  # a helper that has begun would end, and load again
-                self._forget(name, work)
-                work.task.cancel()
+        async def ask(first: MediaPart, begin: Callable[[], None]) -> ReadyItem:
+            return await self._decoder.ask(
+                self._question(first, content),
+                ReadyItem,
+                num_bytes=len(content.data) + len(content.grid or b""),
+                param=first.param,
+                on_begin=begin,
+            )
 
-    def _on_processed(self, name: bytes, work: "_Work") -> None:
-        self._forget(name, work)
-        if not work.task.cancelled() and work.task.exception() is None:
-            self._cache.put(name, work.task.result())
+        return await self._work.run(name, part, ask)
 
-    def _forget(self, name: bytes, work: "_Work") -> None:
-        if self._running.get(name) is work:
-            del self._running[name]
-
-    async def _ask(self, work: "_Work", content: Content) -> ReadyItem:
-        return await self._decoder.ask(
-            self._question(work.part, content),
-            ReadyItem,
-            num_bytes=len(content.data) + len(content.grid or b""),
-            param=work.part.param,
-            on_begin=work.begin,
-        )
-
-    def _question(self, part: MediaPart, content: Content) -> ReadImage | ReadAudio | ReadVideo | ReadRows:
+    def _question(self, part: MediaPart, content: Content) -> MediaQuestion:
+        settings = self._settings_of(part)
         if content.grid is not None:
             return ReadRows(content.data, content.grid)
         if part.modality == "video":
-            return ReadVideo(content.data, content.frames, self._sampling, self._max_pixels, self._options)
+            return ReadVideo(content.data, content.frames, settings.sampling, self._max_pixels, settings.processor)
         if part.modality == "audio":
-            return ReadAudio(content.data, content.rate, self._max_seconds, self._options)
-        return ReadImage(content.data, content.pixels, self._max_pixels, self._options)
+            return ReadAudio(content.data, content.rate, self._max_seconds, settings.processor)
+        if content.page is not None:
+            page = content.page
+            return ReadPage(content.data, page.index, page.dpi, self._max_pixels, settings.processor)
+        background = settings.background
+        return ReadImage(content.data, content.pixels, self._max_pixels, settings.processor, background)
+
+    def _settings_of(self, part: MediaPart) -> MediaSettings:
+        if part.overrides.field is None:
+            return self._server_settings
+        return MediaSettings.of(self._config, part.overrides)
 
     def _name(self, part: MediaPart, content: Content | None) -> bytes:
-        """Names an item: by its content, or as the client did, among the items of its key; and by the processor's
-        settings."""
-        if self._settings is None:
-            self._settings = _settings_digest(self._folder, self._options, self._sampling)
-        digest = hashlib.sha256(self._settings + part.modality.encode() + b":")
+        """Names an item: by its content, or as the client did, among the items of its key; and by the settings."""
+        if self._files_digest is None:
+            self._files_digest = _files_digest(self._folder)
+        settings = self._settings_of(part).digest
+        digest = hashlib.sha256(self._files_digest + settings + part.modality.encode() + b":")
         if content is None:
             digest.update(b"uuid:" + msgspec.msgpack.encode(current_owner()))
             digest.update(str(part.uuid).encode("utf-8", "surrogatepass"))
         else:
-            digest.update(b"content:" + msgspec.msgpack.encode(content.form))
-            digest.update(content.data)
+            content.update(digest)
         return digest.digest()
 
     def close(self) -> None:
@@ -278,62 +277,9 @@ class MediaReader:
         self._decoder.close()
 
 
-class _Work:
-    """An item that is being processed for those who wait for it.
-
-    Args:
-        part: the first one's.
-    """
-
-    task: "asyncio.Task[ReadyItem]"
-
-    def __init__(self, part: MediaPart) -> None:
-        self.part = part
-        self.num_waiting = 0
-        self.has_begun = False
-
-    def begin(self) -> None:
-        """Notes that a helper works on it."""
-        self.has_begun = True
-
-
-class _Cache:
-    """Processed items, of which those unused for longest are forgotten first.
-
-    Args:
-        max_bytes: of all arrays.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._items: OrderedDict[bytes, ReadyItem] = OrderedDict()
-
-    def get(self, digest: bytes) -> ReadyItem | None:
-        if digest in self._items:
-            self._items.move_to_end(digest)
-        return self._items.get(digest)
-
-    def put(self, digest: bytes, made: ReadyItem) -> None:
-        if digest in self._items:
-            return
-        self._items[digest] = made
-        self._num_bytes += _size(made)
-        while self._num_bytes > self._max_bytes:
-            _, oldest = self._items.popitem(last=False)
-            self._num_bytes -= _size(oldest)
-
-    def clear(self) -> None:
-        self._items.clear()
-        self._num_bytes = 0
-
-
-def _size(made: ReadyItem) -> int:
-    return sum(len(array.data) for arrays in (made.facts, made.arrays) for array in arrays.values())
-
-
-def _settings_digest(folder: str, options: dict[str, Any], sampling: Sampling) -> bytes:
-    digest = hashlib.sha256(msgspec.json.encode((options, sampling), order="deterministic"))
+def _files_digest(folder: str) -> bytes:
+    """Names the files that say how a checkpoint's items are processed."""
+    digest = hashlib.sha256()
     for name in _SETTINGS:
         path = Path(folder) / name
         digest.update(path.read_bytes() if path.is_file() else b"")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from quire.core import envs
 from quire.core.config.multimodal import MultimodalConfig
 from quire.core.errors import ParameterError
@@ -19,10 +21,25 @@ from quire.frontend.fetching.fetcher import Fetcher, FetchError, FetchRules
 from quire.frontend.media.frames import frames_of
 from quire.frontend.media.messages import Frames, Pixels
 from quire.frontend.media.samples import read_samples_of
+from quire.frontend.media.settings import Overrides
 
 MAX_BYTES = 2**27
 """Of one item, encoded."""
 MAX_REDIRECTS = 3
+
+
+class Page(NamedTuple):
+    """A page of a document, to be read as an image.
+
+    Attributes:
+        index: from 0.
+        dpi: pixels an inch.
+        digest: of the document.
+    """
+
+    index: int
+    dpi: int
+    digest: bytes
 
 
 class Content(NamedTuple):
@@ -33,6 +50,7 @@ class Content(NamedTuple):
         rate: samples a second; 0: as many as the model takes; None: `data` has no samples.
         grid: of an image whose rows are `data`, both as torch.save writes them; empty: it has none. None: `data` has no
             rows.
+        page: of the document that `data` is; None: it is none.
     """
 
     data: bytes
@@ -40,11 +58,14 @@ class Content(NamedTuple):
     rate: int | None = None
     frames: Frames | None = None
     grid: bytes | None = None
+    page: Page | None = None
 
-    @property
-    def form(self) -> tuple[Pixels | None, int | None, Frames | None, bytes | None]:
-        """What `data` is."""
-        return self.pixels, self.rate, self.frames, self.grid
+    def update(self, digest: Any) -> None:
+        """Adds all that the content is to a digest of hashlib."""
+        form = (self.pixels, self.rate, self.frames, self.grid, self.page)
+        digest.update(b"content:" + msgspec.msgpack.encode(form))
+        if self.page is None:
+            digest.update(self.data)
 
 
 class MediaPart(NamedTuple):
@@ -54,12 +75,16 @@ class MediaPart(NamedTuple):
         source: an address, or the content itself; None for what the server has under `uuid` already.
         param: the client's name of the item, such as `messages[0].content[1].image_url`.
         uuid: the client's name of the content, in place of a digest.
+        overrides: the request's own settings.
+        is_file: the content tells whether it is an image, or a document, whose pages are several.
     """
 
     modality: Modality
     source: str | Content | None
     param: str
     uuid: str | None = None
+    overrides: Overrides = Overrides()
+    is_file: bool = False
 
     def refusal(self, message: str) -> ParameterError:
         """The error for this item; `message` goes on from its name."""

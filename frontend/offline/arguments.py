@@ -1,6 +1,6 @@
 """Arguments that are one thing or a list of them, as lists."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from quire.core.errors import ParameterError
@@ -23,6 +23,19 @@ def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
         raise ParameterError(f"prompts must be one prompt or a list, not {type(prompts).__name__}.", param="prompts")
     many: list[Any] = list(plain_numbers(prompts))
     return [many] if many and all(isinstance(each, int) for each in many) else many
+
+
+def with_kwargs(prompts: list[PromptLike], kwargs: Mapping[str, Any]) -> list[PromptLike]:
+    """The prompts with keywords of the processor for their items; a prompt's own go first."""
+    if not kwargs:
+        return prompts
+    many: list[Any] = [
+        {**each, "mm_processor_kwargs": {**kwargs, **(each.get("mm_processor_kwargs") or {})}}
+        if isinstance(each, dict) and isinstance(each.get("mm_processor_kwargs"), dict | None)
+        else each
+        for each in prompts
+    ]
+    return many
 
 
 def conversations_of(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:

@@ -1,13 +1,24 @@
 """Makes batches of what the methods of `LLM` are given."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.offline.arguments import LoRAs, adapters_of, conversations_of, one_each, prompts_of
+from quire.frontend.chat.media_parts import Taken, take_media
+from quire.frontend.media.settings import Overrides
+from quire.frontend.offline.arguments import (
+    LoRAs,
+    adapters_of,
+    conversations_of,
+    one_each,
+    prompts_of,
+    with_kwargs,
+)
 from quire.frontend.offline.batch import Batch
-from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.prompt import ItemsPrompt, PromptLike
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_template import Message
 
@@ -35,13 +46,13 @@ class BatchBuilder:
         priority: int | Sequence[int] | None,
         lora_request: LoRAs,
         tokenization_kwargs: dict[str, Any] | None,
+        mm_processor_kwargs: dict[str, Any] | None,
     ) -> Batch:
         """A batch of one or many prompts; arguments and errors are those of `LLM.generate`."""
-        return self._batch(
-            prompts_of(prompts), sampling_params, priority, lora_request, Tokenization.read(tokenization_kwargs)
-        )
+        many = with_kwargs(prompts_of(prompts), self._overrides(mm_processor_kwargs).processor)
+        return self._batch(many, sampling_params, priority, lora_request, Tokenization.read(tokenization_kwargs))
 
-    def of_conversations(
+    async def of_conversations(
         self,
         messages: Conversations,
         sampling_params: Params,
@@ -55,23 +66,38 @@ class BatchBuilder:
         tools: list[dict[str, Any]] | None,
         chat_template_kwargs: dict[str, Any] | None,
         tokenization_kwargs: dict[str, Any] | None,
+        mm_processor_kwargs: dict[str, Any] | None,
     ) -> Batch:
         """A batch of one or many conversations; arguments and errors are those of `LLM.chat`."""
         self._llm.check_generates()
         tokenization = Tokenization.read(tokenization_kwargs, add_special_tokens=False)
-        prompts = [
-            self._llm.chat_templates.render(
-                conversation,
+        overrides = self._overrides(mm_processor_kwargs)
+        taken = [await take_media(each, self._llm.media, overrides) for each in conversations_of(messages)]
+
+        def written(conversation: Taken) -> PromptLike:
+            text = self._llm.chat_templates.render(
+                conversation.messages,
                 tools=tools,
                 chat_template=chat_template or self._chat_template,
                 content_format=content_format,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
+                placeholders=conversation.placeholders,
             )
-            for conversation in conversations_of(messages)
-        ]
+            return ItemsPrompt(text, conversation.parts) if conversation.parts else text
+
+        prompts = await asyncio.to_thread(lambda: list(map(written, taken)))
         return self._batch(prompts, sampling_params, priority, lora_request, tokenization)
+
+    def _overrides(self, mm_processor_kwargs: dict[str, Any] | None) -> Overrides:
+        overrides = Overrides.read(mm_processor_kwargs)
+        if overrides.field is not None and self._llm.media is None:
+            raise ParameterError(
+                "mm_processor_kwargs are for models that read images, videos or sounds in prompts; leave them out.",
+                param="mm_processor_kwargs",
+            )
+        return overrides
 
     def _batch(
         self,

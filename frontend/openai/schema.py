@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.errors import ParameterError
 from quire.core.wire.repetition import RepetitionDetection
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
-from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
+from quire.frontend.chat.body_fields import read_overrides, read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import with_functions
 from quire.frontend.chat.rendered import StreamOptions
@@ -197,12 +197,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Any = None  # ignored in plain sight
+    media_io_kwargs: Any = None  # for servers with --trust-request-mm-kwargs, as the next one
+    mm_processor_kwargs: Any = None
     # Not supported yet.
     audio: Any = None
     function_call: Any = None
     functions: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
     modalities: Any = None
     return_prompt_text: Any = None
     prediction: Any = None  # {"type": "content", "content": text or parts}
@@ -267,6 +267,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             streams=bool(self.stream),
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
+            media=read_overrides(self),
             prediction=predicted_text(self.prediction),
         ).checked()
 

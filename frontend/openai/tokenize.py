@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.body_fields import refuse_unsupported
+from quire.frontend.chat.body_fields import read_overrides
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.tool_fields import read_tool_set
@@ -17,6 +17,13 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4096
 """More token ids than this are detokenized in a thread."""
+
+
+_OF_MESSAGES = (
+    *("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs", "media_io_kwargs"),
+    "mm_processor_kwargs",
+)
+"""Fields that a prompt does not have."""
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -32,18 +39,16 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None  # for servers with --trust-request-chat-template
-    # Not supported yet.
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
 
     def check(self) -> None:
-        """Refuses fields that are not supported, and both or neither of prompt and messages."""
-        refuse_unsupported(self)
+        """Refuses both or neither of prompt and messages, and fields of messages beside a prompt."""
         if (self.prompt is None) == (self.messages is None):
             raise ParameterError("Give either prompt or messages.", param="prompt")
         if self.prompt is not None:
-            for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
-                if getattr(self, name) is not None:
+            for name in _OF_MESSAGES:
+                if getattr(self, name) not in (None, {}):
                     raise ParameterError(f"{name} goes with messages, not with prompt.", param=name)
 
     def to_chat_input(self) -> ChatInput:
@@ -61,6 +66,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             add_special_tokens=bool(self.add_special_tokens),
             chat_template=self.chat_template,
             template_variables=self.chat_template_kwargs or {},
+            media=read_overrides(self),
         )
 
 

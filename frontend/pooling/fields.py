@@ -30,7 +30,7 @@ class PooledBody(Struct, forbid_unknown_fields=True, kw_only=True):
     timeout: float | None = None  # seconds; see `requests/deadline.py`
     priority: int | None = None
     cache_salt: str | None = None
-    mm_processor_kwargs: Any = None  # refused
+    mm_processor_kwargs: Any = None  # of conversations, for servers with --trust-request-mm-kwargs
     normalize: Any = None  # refused: its older name
     use_activation: bool | None = None
 
@@ -43,8 +43,18 @@ class PooledBody(Struct, forbid_unknown_fields=True, kw_only=True):
         refuse_unsupported(self)
         if self.normalize is not None:
             raise ParameterError(_REMOVED, param="normalize")
+        if self.mm_processor_kwargs and not self.has_conversations:
+            raise ParameterError(
+                "mm_processor_kwargs goes with conversations, and this request has texts only; leave it out.",
+                param="mm_processor_kwargs",
+            )
         check_priority(self.priority)
         check_salt(self.cache_salt)
+
+    @property
+    def has_conversations(self) -> bool:
+        """True if an input may have images, videos or sounds."""
+        return False
 
     @property
     def truncation(self) -> Truncation | None:
@@ -62,6 +72,11 @@ def cut_of(num_tokens: int | None, side: Side | None) -> Truncation | None:
     return None if num_tokens is None else Truncation(num_tokens, side, text_side="right")
 
 
+def _is_message(given: Any) -> bool:
+    """True for a message, or a list that begins with one."""
+    return isinstance(given[0] if isinstance(given, list) else given, dict)
+
+
 class InputBody(PooledBody, kw_only=True):
     """Fields of bodies with inputs: texts, token ids, or conversations.
 
@@ -76,11 +91,23 @@ class InputBody(PooledBody, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None  # for servers with --trust-request-chat-template
     chat_template_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: Any = None  # refused
+    media_io_kwargs: Any = None  # as mm_processor_kwargs
+
+    @property
+    def has_conversations(self) -> bool:
+        given = self.input if self.messages is None else self.messages
+        return isinstance(given, list) and any(
+            isinstance(each, dict | list) and each and _is_message(each) for each in given
+        )
 
     def check(self) -> None:
         """As for all bodies; also checks the fields of conversations."""
         super().check()
+        if self.media_io_kwargs and not self.has_conversations:
+            raise ParameterError(
+                "media_io_kwargs goes with conversations, and this request has texts only; leave it out.",
+                param="media_io_kwargs",
+            )
         if self.input is None and self.messages is None:
             raise ParameterError("The body must have input or messages.", param="input")
         if self.input is not None and self.messages is not None:

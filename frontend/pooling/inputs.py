@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.body_fields import read_overrides
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
@@ -163,6 +164,7 @@ class Inputs:
             add_special_tokens=bool(request.add_special_tokens),
             chat_template=request.chat_template,
             template_variables=request.chat_template_kwargs or {},
+            media=read_overrides(request),
         ).checked()
         return await self._conversations.render(chat, must_fit=request.truncation is None)
 

@@ -5,7 +5,6 @@ from typing import Any
 from quire.core.errors import ParameterError
 
 _REASONS = {
-    "mm_processor_kwargs": "Quire's models read text alone.",
     "trace_headers": "Quire sends no traces.",
     "session_id": "there is one engine, so requests of a session need not meet again.",
     "kv_hints": "Quire's KV cache takes no hints.",

@@ -7,7 +7,15 @@ from quire.core.errors import ParameterError
 from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import EncoderPrompt, Prompt, PromptLike, is_explicit, split_prompt, split_sides
+from quire.frontend.requests.prompt import (
+    EncoderPrompt,
+    Prompt,
+    PromptLike,
+    is_explicit,
+    refuse_kwargs,
+    split_prompt,
+    split_sides,
+)
 from quire.frontend.requests.prompt_reader import PromptReader, check_ids
 from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import AddedTokens, Truncation
@@ -72,6 +80,7 @@ class EncoderDecoderReader(PromptReader):
             )
         if is_explicit(prompt):
             raise ParameterError(f"{param} is the prompt of one side: a text or token ids.", param=param)
+        refuse_kwargs(prompt)
         text, token_ids, salt = split_prompt(prompt)
         check_salt(salt)
         if token_ids is None:

@@ -11,6 +11,7 @@ from quire.frontend.media.messages import ItemFacts
 from quire.frontend.media.placing import expand, expand_ids, place
 from quire.frontend.media.reader import MediaReader, ReadItem
 from quire.frontend.media.samples import is_sound
+from quire.frontend.media.settings import PROCESSOR_KWARGS, Overrides
 from quire.frontend.media.sources import Content, MediaPart, content_of, is_rows
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.prompt import Prompt
@@ -90,7 +91,8 @@ def _marks(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, int]:
 
 
 def parts_of(prompt: Any) -> list[MediaPart]:
-    """The items of a prompt that is a dictionary: its `multi_modal_data` and `multi_modal_uuids`.
+    """The items of a prompt that is a dictionary: its `multi_modal_data` and `multi_modal_uuids`, which are read as its
+    `mm_processor_kwargs` say.
 
     Raises:
         ParameterError: one has another form.
@@ -101,7 +103,9 @@ def parts_of(prompt: Any) -> list[MediaPart]:
     for name, value in ((_DATA, data), (_UUIDS, uuids)):
         if not isinstance(value, Mapping) or not set(value) <= set(get_args(Modality)):
             raise ParameterError(f"{name} maps {', '.join(get_args(Modality))} to items.", param=name)
-    return [part for modality in dict.fromkeys((*data, *uuids)) for part in _parts(modality, data, uuids)]
+    overrides = Overrides.read(prompt.get(PROCESSOR_KWARGS))
+    parts = [part for modality in dict.fromkeys((*data, *uuids)) for part in _parts(modality, data, uuids)]
+    return [part._replace(overrides=overrides) for part in parts]
 
 
 def _parts(modality: Modality, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[MediaPart]:

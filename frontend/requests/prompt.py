@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from msgspec import Struct
+
 from quire.core.errors import ParameterError
 from quire.core.wire.encoder_input import Features
 from quire.core.wire.field_types import plain_numbers
 from quire.core.wire.media import MediaItem
 from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.media.sources import MediaPart
 
 MAX_EMBEDS_BYTES = 2**30
 """Largest size of one request's embeddings."""
@@ -20,13 +23,15 @@ ReadEmbeds = Callable[[Any, int], tuple[PromptEmbeds, int]]
 class TextPrompt(TypedDict):
     """A prompt as text. Only requests with the same `cache_salt` share pages in the prefix cache.
 
-    `multi_modal_data` has its images, by kind; the text has a placeholder for each.
+    `multi_modal_data` has its images, by kind; the text has a placeholder for each. `mm_processor_kwargs` are keywords
+    of the model's processor for them.
     """
 
     prompt: str
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
     multi_modal_uuids: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -37,6 +42,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
     multi_modal_uuids: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
 
 
 class EmbedsPrompt(TypedDict):
@@ -65,8 +71,15 @@ class DataPrompt(TypedDict):
     data: Any
 
 
+class ItemsPrompt(Struct, frozen=True):
+    """A text with a placeholder for each of its images, videos and sounds, in order."""
+
+    text: str
+    items: Sequence[MediaPart]
+
+
 PromptDict = TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
-PromptLike = str | list[int] | PromptDict
+PromptLike = str | list[int] | PromptDict | ItemsPrompt
 _OF_MEDIA = ("multi_modal_data", "multi_modal_uuids")
 _KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kind.__annotations__}
 
@@ -148,6 +161,15 @@ def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str 
     raise ParameterError(
         f"A prompt is a string, a list of token ids or a dictionary, not {type(prompt).__name__}.", param="prompt"
     )
+
+
+def refuse_kwargs(prompt: Any) -> None:
+    """Raises ParameterError if a prompt has keywords of a processor, for a model that takes none."""
+    if isinstance(prompt, dict) and prompt.get("mm_processor_kwargs"):
+        raise ParameterError(
+            "mm_processor_kwargs are for models that read images, videos or sounds in prompts; leave them out.",
+            param="mm_processor_kwargs",
+        )
 
 
 def with_text(prompt: PromptLike, text: str | None) -> PromptLike:

@@ -9,7 +9,15 @@ from quire.frontend.media.sources import MediaPart
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.media_prompts import MediaPrompts, parts_of
-from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, is_explicit, split_prompt
+from quire.frontend.requests.prompt import (
+    ItemsPrompt,
+    Prompt,
+    PromptLike,
+    ReadEmbeds,
+    is_explicit,
+    refuse_kwargs,
+    split_prompt,
+)
 from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import AddedTokens, Truncation
 
@@ -57,11 +65,15 @@ class PromptReader:
             return self._checked(prompt)
         if must_fit and isinstance(prompt, list) and len(prompt) > self._limit.longest_prompt:
             raise self._limit.too_long(len(prompt))
+        if isinstance(prompt, ItemsPrompt):
+            return await self._with_media(prompt.text, None, prompt.items, None, add_special_tokens, must_fit)
         if is_explicit(prompt):
             raise ParameterError(
                 "encoder_prompt and decoder_prompt are for models with an encoder, and this one has none; give prompt.",
                 param="encoder_prompt",
             )
+        if self._media is None:
+            refuse_kwargs(prompt)
         text, token_ids, cache_salt = split_prompt(prompt)
         check_salt(cache_salt)
         if isinstance(prompt, dict) and (embeds := prompt.get("prompt_embeds")) is not None:
@@ -77,7 +89,7 @@ class PromptReader:
         self,
         text: str | None,
         token_ids: list[int] | None,
-        parts: list[MediaPart],
+        parts: Sequence[MediaPart],
         cache_salt: str | None,
         add_special_tokens: bool,
         must_fit: bool,

@@ -7,7 +7,15 @@ from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.media.hearing import Hearing
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import EncoderPrompt, Prompt, PromptLike, is_explicit, split_prompt, split_sides
+from quire.frontend.requests.prompt import (
+    EncoderPrompt,
+    Prompt,
+    PromptLike,
+    is_explicit,
+    refuse_kwargs,
+    split_prompt,
+    split_sides,
+)
 from quire.frontend.requests.prompt_reader import PromptReader
 from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import Truncation
@@ -107,6 +115,7 @@ def _split(prompt: Any) -> tuple[Any, Any]:
 
 def _without_sound(prompt: Any, param: str = "prompt") -> tuple[Any, Any]:
     """(the sound, the rest of the prompt or None)."""
+    refuse_kwargs(prompt)
     data = prompt.get(_DATA) if isinstance(prompt, dict) else None
     if not isinstance(data, dict) or data.get("audio") is None:
         raise _needs_sound()

@@ -8,7 +8,8 @@ from PIL import Image
 from transformers import AutoImageProcessor, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
-from quire.frontend.media.library_processor import ready_item
+from quire.frontend.media.errors import UnknownKeywordError
+from quire.frontend.media.library_processor import keywords_of, ready_item, taken
 from quire.frontend.media.messages import ReadyItem
 
 
@@ -33,6 +34,13 @@ class ImagesAlone:
         self._shape = (vision.num_channels * vision.patch_size**2,)  # of a patch
         if not hasattr(vision, "num_patches"):
             self._shape = (vision.image_size, vision.image_size)
+
+    def read(self, image: Image.Image, options: Mapping[str, Any]) -> ReadyItem:
+        """Makes the arrays of one image of a client. Raises MediaError."""
+        known = keywords_of(self._processor)
+        if unknown := sorted(set(options) - known):
+            raise UnknownKeywordError(unknown[0], known)
+        return taken(lambda: self.process(image, options))
 
     def process(self, image: Image.Image, options: Mapping[str, Any]) -> ReadyItem:
         """Makes the arrays of one image. Raises ValueError if the model does not read their size."""

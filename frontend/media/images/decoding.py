@@ -24,8 +24,13 @@ _TRANSPARENT = ("RGBA", "LA", "PA")
 _WHITE = (255, 255, 255)
 
 
-def read_image(content: bytes, pixels: Pixels | None, max_pixels: int) -> Image.Image:
+def read_image(
+    content: bytes, pixels: Pixels | None, max_pixels: int, background: tuple[int, int, int] = _WHITE
+) -> Image.Image:
     """Returns an image in RGB.
+
+    Args:
+        background: what lies behind transparent places, RGB.
 
     Raises:
         MediaError: it is none, too large, or cut off.
@@ -33,21 +38,22 @@ def read_image(content: bytes, pixels: Pixels | None, max_pixels: int) -> Image.
     Image.MAX_IMAGE_PIXELS = None  # the limit is ours
     try:
         if pixels is not None:
-            _check_size((pixels.width, pixels.height), max_pixels)
-            return _in_rgb(Image.frombytes(pixels.mode, (pixels.width, pixels.height), content))
+            check_size((pixels.width, pixels.height), max_pixels)
+            return _in_rgb(Image.frombytes(pixels.mode, (pixels.width, pixels.height), content), background)
         image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
-        _check_size(image.size, max_pixels)
+        check_size(image.size, max_pixels)
         image.load()  # raises for a file that is cut off
         with contextlib.suppress(Exception):  # EXIF may hold anything
             image = ImageOps.exif_transpose(image)
-        return _in_rgb(image)
+        return _in_rgb(image, background)
     except UnidentifiedImageError:
         raise MediaError("is no image in a format that is read here") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise MediaError(f"is an image that cannot be decoded ({error})") from None
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
+    """Raises MediaError for an image of more pixels than `max_pixels`; 0: no limit."""
     width, height = size
     if max_pixels and width * height > max_pixels:
         raise MediaError(
@@ -55,9 +61,9 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         )
 
 
-def _in_rgb(image: Image.Image) -> Image.Image:
+def _in_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
     if image.mode in _TRANSPARENT or "transparency" in image.info:
         seen = image if image.mode == "RGBA" else image.convert("RGBA")
-        image = Image.new("RGB", seen.size, _WHITE)
+        image = Image.new("RGB", seen.size, background)
         image.paste(seen, mask=seen.getchannel("A"))
     return image if image.mode == "RGB" else image.convert("RGB")

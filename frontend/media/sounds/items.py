@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.frontend.media.errors import MediaError
-from quire.frontend.media.library_processor import Mark, load_processor
+from quire.frontend.media.library_processor import Mark, check_usable, facts_of, load_processor, taken
 from quire.frontend.media.messages import (
     DescribeAudio,
     DividedSound,
@@ -42,28 +42,25 @@ class AudioProcessor(Protocol):
     mark: Mark
 
     def process(self, samples: np.ndarray, options: Mapping[str, Any]) -> ReadyItem:
-        """Makes those of one sound, [num_samples] float32."""
+        """Makes those of one sound, [num_samples] float32. Raises UnknownKeywordError for one of `options`."""
         ...
 
 
 class AudioReader:
     """Reads sounds for the model in `folder`."""
 
+    _processor: AudioProcessor
+
     def __init__(self, folder: str) -> None:
-        self._facts = ItemFacts()
-        self._processor: AudioProcessor | None = None
-        try:
-            self._load(folder)
-        except Exception as error:  # the library raises anything for files that it does not understand
-            self._facts = ItemFacts(fault=" ".join(f"{type(error).__name__}: {error}".split()))
+        self._folder = folder
+        self._facts = facts_of(self._load)
 
     def read(self, question: DescribeAudio | ReadAudio | DivideSound) -> ItemFacts | ReadyItem | DividedSound:
         """A sound as the tower reads it, its parts, or the facts of all. Raises MediaError."""
         if isinstance(question, DescribeAudio):
             return self._facts
+        check_usable(self._facts)
         processor = self._processor
-        if processor is None or self._facts.fault:
-            raise MediaError(f"cannot be read, because the model's processor is not usable ({self._facts.fault})")
         if isinstance(question, DivideSound):
             return _divide(question, processor)
         samples = _samples(question, processor.rate)
@@ -74,21 +71,13 @@ class AudioReader:
             raise MediaError(
                 f"is {num_seconds:g} s long, but the model hears {processor.max_seconds:g} s at once; send it in parts"
             )
-        try:
-            return processor.process(samples, question.options)
-        except MemoryError:
-            raise
-        except Exception as error:  # a processor may raise anything for a sound that it does not expect
-            raise MediaError(
-                f"is not taken by the model's processor ({type(error).__name__}: {str(error)[:300]})"
-            ) from None
+        return taken(lambda: processor.process(samples, question.options))
 
-    def _load(self, folder: str) -> None:
-        path = _OWN.get(_processor_class(folder))
-        self._processor = LibraryAudio(folder) if path is None else pkgutil.resolve_name(path)(folder)
-        mark = self._processor.mark
+    def _load(self) -> ItemFacts:
+        path = _OWN.get(_processor_class(self._folder))
+        self._processor = LibraryAudio(self._folder) if path is None else pkgutil.resolve_name(path)(self._folder)
         self._processor.process(np.zeros(_TRIAL_SECONDS * self._processor.rate, np.float32), {})
-        self._facts = ItemFacts(mark.text, mark.token_id)
+        return self._processor.mark.facts
 
 
 class LibraryAudio:
@@ -105,7 +94,7 @@ class LibraryAudio:
         self.max_seconds = _limit(processor, extractor, self.rate)
 
     def process(self, samples: np.ndarray, options: Mapping[str, Any]) -> ReadyItem:
-        return self._library.process("audio", samples, options)
+        return self._library.process("audio", samples, self._library.choose("audio", options))
 
 
 def _limit(processor: Any, extractor: Any, rate: int) -> float | None:

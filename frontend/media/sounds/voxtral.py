@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
+from quire.frontend.media.errors import UnknownKeywordError
 from quire.frontend.media.library_processor import Mark, read_config, ready_item
 from quire.frontend.media.messages import ReadyItem
 
@@ -28,7 +29,7 @@ class VoxtralAudio:
 
     def process(self, samples: np.ndarray, options: Mapping[str, Any]) -> ReadyItem:
         if options:
-            raise ValueError(f"it takes no keywords such as {next(iter(options))!r}")
+            raise UnknownKeywordError(next(iter(options)), ())
         made: Any = self._extract(
             samples,
             sampling_rate=self.rate,

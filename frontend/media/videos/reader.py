@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from transformers.video_utils import VideoMetadata
 
-from quire.frontend.media.errors import MediaError
-from quire.frontend.media.library_processor import LibraryProcessor, load_processor
+from quire.frontend.media.library_processor import LibraryProcessor, check_usable, facts_of, load_processor
 from quire.frontend.media.messages import DescribeVideo, ItemFacts, ReadVideo, ReadyItem
 from quire.frontend.media.videos.decoding import Video, read_frames, read_video
 
@@ -17,47 +16,36 @@ _TRIAL = Video(np.full((4, 48, 64, 3), 127, np.uint8), 4, 1.0, range(4))
 class VideoReader:
     """Reads videos for the model in `folder`."""
 
+    _library: LibraryProcessor
+
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._facts = ItemFacts()
-        self._library: LibraryProcessor | None = None
-        try:
-            self._load()
-        except Exception as error:  # the library raises anything for files that it does not understand
-            self._facts = ItemFacts(fault=" ".join(f"{type(error).__name__}: {error}".split()))
+        self._facts = facts_of(self._load)
 
     @property
     def processor(self) -> Any:
         """The library's own."""
-        assert self._library is not None, self._facts.fault
+        assert not self._facts.fault, self._facts.fault
         return self._library.processor
 
     def read(self, question: DescribeVideo | ReadVideo) -> ItemFacts | ReadyItem:
         """A video as the tower reads it, or the facts of all. Raises MediaError."""
         if isinstance(question, DescribeVideo):
             return self._facts
-        if self._library is None or self._facts.fault:
-            raise MediaError(f"cannot be read, because the model's processor is not usable ({self._facts.fault})")
+        check_usable(self._facts)
         if question.frames is None:
             video = read_video(question.data, question.sampling, question.max_pixels)
         else:
             video = read_frames(question.data, question.frames, question.sampling, question.max_pixels)
-        try:
-            return self._library.process("video", video.frames, {**question.options, **keywords(video)})
-        except MemoryError:
-            raise
-        except Exception as error:  # a processor may raise anything for frames that it does not expect
-            raise MediaError(
-                f"is not taken by the model's processor ({type(error).__name__}: {str(error)[:300]})"
-            ) from None
+        return self._library.read("video", video.frames, question.options, keywords(video))
 
-    def _load(self) -> None:
+    def _load(self) -> ItemFacts:
         self._library = load_processor(self._folder)
         if getattr(self._library.processor, "video_processor", None) is None:
             raise ValueError("the checkpoint's files name no processor of videos")
         mark = self._library.mark("video")
         self._library.process("video", _TRIAL.frames, keywords(_TRIAL))
-        self._facts = ItemFacts(mark.text, mark.token_id)
+        return mark.facts
 
 
 def keywords(video: Video) -> Mapping[str, Any]:

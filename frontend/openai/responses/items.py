@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.frontend.chat.custom_tools import arguments_of
-from quire.frontend.chat.media_parts import audio_part, image_part
+from quire.frontend.chat.media_parts import audio_part, file_part, image_part
 from quire.frontend.openai.responses.tools import flat_name
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -25,7 +25,7 @@ _HOSTED = (
 """Types of items that tools of another server left in a conversation. The prompt leaves them out."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-_MEDIA_PARTS = ("input_image", "input_audio")
+_MEDIA_PARTS = ("input_image", "input_audio", "input_file")
 
 
 def input_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,12 +167,26 @@ def _is_media(part: Any) -> bool:
 
 
 def _medium(part: dict[str, Any], at: str) -> dict[str, Any]:
-    """An image or a sound as a part of a chat message."""
-    if part["type"] == "input_audio":
-        return audio_part(part.get("input_audio"), "input_audio", at, "input_audio")
+    """An image, a sound or a file as a part of a chat message."""
+    kind = part["type"]
+    if kind == "input_audio":
+        return audio_part(part.get("input_audio"), kind, at, "input_audio")
     if part.get("file_id") is not None:
-        raise ParameterError(f"{at} has a file_id, and no files are kept here; send its image_url.", param="input")
+        field = "file_data" if kind == "input_file" else "image_url"
+        raise ParameterError(f"{at} has a file_id, and no files are kept here; send its {field}.", param="input")
+    if kind == "input_file":
+        return _file(part, at)
     return image_part(part.get("image_url"), "input_image", at, "image_url")
+
+
+def _file(part: dict[str, Any], at: str) -> dict[str, Any]:
+    url, data = part.get("file_url"), part.get("file_data")
+    if url is None:
+        given = {"file_data": data, "filename": part.get("filename")}
+        return file_part(given, "input_file", at, "file_data")
+    if data is not None or not isinstance(url, str):
+        raise ParameterError(f"{at} must have file_data, or a file_url that is an address.", param="input")
+    return file_part(url, "input_file", at, "file_url")
 
 
 def _text_part(text: str) -> dict[str, Any]:

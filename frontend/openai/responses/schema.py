@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
+from quire.frontend.chat.body_fields import read_overrides, read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.chat.tool_fields import read_tool_set
@@ -263,6 +263,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             streams=bool(self.stream),
             priority=self.priority or 0,
             cache_salt=self.cache_salt,
+            media=read_overrides(self),
         ).checked()
 
 

@@ -42,6 +42,8 @@ RESPONSES_CARRY: dict[str, tuple[Any, str, Any]] = {
     "cache_salt": ("s", "cache_salt", "s"),
     "include_reasoning": (False, "include_reasoning", False),
     "chat_template_kwargs": ({"a": 1}, "template_variables", {"a": 1}),
+    "mm_processor_kwargs": ({"a": 1}, "media.processor", {"a": 1}),
+    "media_io_kwargs": ({"video": {"fps": 2}}, "media.io", {"video": {"fps": 2}}),
     **{
         name: (value, f"sampling.{name}", value)
         for name, value in {
@@ -97,8 +99,6 @@ REFUSED_BY_BOTH: dict[str, Any] = {
 }
 RESPONSES_REFUSE: dict[str, Any] = {
     **REFUSED_BY_BOTH,
-    "media_io_kwargs": {"a": 1},
-    "mm_processor_kwargs": {"a": 1},
     "prompt": {"id": "x"},
     "previous_input_messages": [{"role": "user"}],
 }

@@ -173,7 +173,7 @@ def test_truncation_keeps_the_first_tokens(url: str, reference: Reference) -> No
         ({"input": "a", "truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "64"),
         ({"input": "a", "priority": 2**63}, "priority", "64 bits"),
         ({"input": "a", "cache_salt": ""}, "cache_salt", "empty"),
-        ({"input": "a", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "text only"),
+        ({"input": "a", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "conversations"),
         ({"input": "a", "chat_template": "x"}, "chat_template", "conversations"),
         ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt", "conversations"),
         ({"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template", "--trust-request"),
