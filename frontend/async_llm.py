@@ -196,6 +196,7 @@ class AsyncLLM(EngineControl):
             read_modules([*(args.lora.lora_modules or ()), *(args.lora.prompt_adapters or ())]),
             _resolvers(args, model),
             _soft_prompts(args, config),
+            _media_adapters(args, config),
         )
         return cls(config, model, client, tokenizer, metrics, log, adapters)
 
@@ -478,6 +479,14 @@ def _resolvers(args: EngineArgs, model: ServedModel) -> Sequence[LoRAResolver]:
     if not envs.read_flag("ALLOW_RUNTIME_LORA_UPDATING"):
         return ()
     return resolvers_of(_names_of(args, model), Hub(args.model.hf_token, args.load.download_dir))
+
+
+def _media_adapters(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
+    """The folders of `--default-mm-loras`. Raises ConfigError if the model reads no media."""
+    paths = args.lora.media_paths()
+    if paths and not config.reads_media:
+        raise ConfigError(f"--default-mm-loras: {config.spec.name} reads text alone; leave it out.")
+    return paths
 
 
 def _soft_prompts(args: EngineArgs, config: EngineConfig) -> SoftPrompts | None:

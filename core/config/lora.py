@@ -1,11 +1,12 @@
 """Options: adapters that requests may use (LoRA)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
 from quire.core.config.types import NotNegative, Positive
 from quire.core.errors import ConfigError
+from quire.core.wire.media import Modality
 
 AdapterDtype = Literal["float16", "bfloat16", "float32"]
 
@@ -43,6 +44,14 @@ class LoRAConfig(Struct, frozen=True, kw_only=True):
             "adapter with weights for others is refused."
         ),
     ] = None
+    default_mm_loras: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description='Adapters of requests with images, videos or sounds that name none, as {"image": PATH}; '
+            "requests with several kinds that have one use none.",
+            extra={"parse": "json"},
+        ),
+    ] = None
     enable_prompt_adapter: Annotated[
         bool,
         Meta(
@@ -57,6 +66,22 @@ class LoRAConfig(Struct, frozen=True, kw_only=True):
     max_prompt_adapter_token: Annotated[
         NotNegative, Meta(description="Most rows of a soft prompt; 0: as many as the context has room for.")
     ] = 0
+
+    def media_paths(self) -> dict[str, str]:
+        """The folders of `default_mm_loras`, by modality.
+
+        Raises:
+            ConfigError: a key or a value of another kind, or the server takes no adapters.
+        """
+        given, known = self.default_mm_loras or {}, get_args(Modality)
+        wrong = [name for name, path in given.items() if name not in known or not isinstance(path, str) or not path]
+        if wrong:
+            raise ConfigError(
+                f"--default-mm-loras: {wrong[0]!r} must be one of {', '.join(known)}, and its value a path."
+            )
+        if given and not self.enable_lora:
+            raise ConfigError("--default-mm-loras needs --enable-lora.")
+        return given
 
 
 class AdapterOptions(Struct, frozen=True, kw_only=True):

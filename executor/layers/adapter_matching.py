@@ -12,7 +12,7 @@ from quire.executor.layers.adapter_rows import new_rows, tied_weight, with_rows
 from quire.executor.layers.adapters import Adapters, AdapterWeight, BaseLayer
 from quire.executor.layers.expert_matching import ExpertMatching
 from quire.executor.layers.module_names import ModuleNames
-from quire.executor.weights.peft.tensors import ModuleTensors, PeftCheckpoint, plain_name
+from quire.executor.weights.peft.tensors import ModuleTensors, PeftCheckpoint, is_of_media, plain_name
 
 
 class MatchedAdapter(NamedTuple):
@@ -60,6 +60,11 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
         if not found and (of_experts := experts.weights(tensors)):
             weights |= of_experts
             taken.update(tensors.keys)
+        if not taken and is_of_media(module):
+            raise ModelLoadError(
+                f"The adapter changes {module}, a layer for images or sounds, where adapters change the language model "
+                "alone. Train it without these layers (exclude_modules), or merge it into its base model."
+            )
         left_over += [key for kind, key in tensors.keys.items() if kind not in taken]
     modules = ModuleNames(checkpoint.modules)
     for base in (base for layer in place.layers for base in layer.bases):
@@ -90,7 +95,7 @@ def _layers_by_module(
 
 def _only_name(module: str, names: ModuleNames) -> str | None:
     """Returns the name that is the same as the module's, or the only one that ends like it; None if there is none."""
-    similar = names.alike(module)
+    similar = [name for name in names.alike(module) if is_of_media(name) == is_of_media(module)]
     if len(similar) > 1:
         raise ModelLoadError(
             f"The adapter's module {module} may be {' or '.join(similar[:2])} of the model; its tensors' names are too "

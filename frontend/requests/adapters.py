@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from quire.core import envs
 from quire.core.engine.client import EngineClient
@@ -48,6 +49,7 @@ class Adapters:
         modules: those of `--lora-modules`.
         resolvers: look for adapters that are not loaded.
         soft_prompts: reads embeddings before prompts; None: the server takes none.
+        media_paths: those of `--default-mm-loras`, each served under the name of its modality.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Adapters:
         modules: Sequence[AdapterModule] = (),
         resolvers: Sequence[LoRAResolver] = (),
         soft_prompts: SoftPrompts | None = None,
+        media_paths: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._model = model
         self._client = client
-        self._modules = modules
+        self._modules = [*modules, *(AdapterModule(name=name, path=path) for name, path in media_paths.items())]
+        self._of_media = frozenset(media_paths)
         self._resolvers = resolvers
         self._soft_prompts = soft_prompts
         self._seconds = envs.read_float("LORA_LOAD_TIMEOUT_S")
@@ -74,7 +78,7 @@ class Adapters:
         return self._model.adapters is not None
 
     async def load_modules(self) -> None:
-        """Loads the adapters of `--lora-modules` and `--prompt-adapters`.
+        """Loads the adapters of `--lora-modules`, `--prompt-adapters` and `--default-mm-loras`.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -83,7 +87,7 @@ class Adapters:
             for module in self._modules:
                 await self.load(module.name, module.path, parent=module.base_model_name)
         except (ParameterError, NotFoundError, UnavailableError) as error:
-            raise ConfigError(f"--lora-modules, --prompt-adapters: {error}") from None
+            raise ConfigError(f"--lora-modules, --prompt-adapters, --default-mm-loras: {error}") from None
 
     async def load(
         self,
@@ -155,6 +159,13 @@ class Adapters:
         if served is None:
             raise self._model.not_found(choice)
         return FoundAdapter(served.adapter, served.soft_prompt)
+
+    def default_for(self, modalities: Collection[str]) -> FoundAdapter | None:
+        """The adapter of a request that names none and has items of some modalities: that of the only one with one."""
+        own = self._of_media.intersection(modalities)
+        names = self._model.adapters
+        served = names.find(next(iter(own))) if names is not None and len(own) == 1 else None
+        return None if served is None else FoundAdapter(served.adapter, served.soft_prompt)
 
     async def bring(self, request: LoRARequest) -> Adapter:
         """Loads the adapter that a program brings, so that it is there when a request comes. Errors as `resolve`."""

@@ -1,7 +1,7 @@
 """Takes requests in: reads the prompt, settles the sampling parameters, and hands the request to the engine."""
 
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -41,6 +41,9 @@ from quire.frontend.text.tokenizer import Tokenizer
 
 AfterReasoning = Callable[[SamplingParams, str | None, list[int]], SamplingParams]
 """The same parameters, with constraints that begin after the reasoning; of a prompt's text, if known, and token ids."""
+
+
+AnySubmission = TypeVar("AnySubmission", GivenSubmission, PoolingSubmission, BeamSubmission)
 
 
 class RequestIntake:
@@ -177,7 +180,7 @@ class RequestIntake:
         if submission.params is not None:
             sampling = check_params(submission.params, SamplingParams)
         read = await self._read(submission, sampling.max_tokens)
-        submission = submission.invoked_by(read.token_ids)
+        submission = self._with_default(submission, read).invoked_by(read.token_ids)
         if self._after_reasoning is not None and not submission.grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
         await _admit(submission, read)
@@ -204,7 +207,7 @@ class RequestIntake:
         pooling = self.pooling.resolve(params)
         longest = self.pooling.longest_prompt(pooling, self.limit)
         read = await self._read(submission, None, must_fit=longest == self.limit.longest_prompt)
-        submission = submission.invoked_by(read.token_ids)
+        submission = self._with_default(submission, read).invoked_by(read.token_ids)
         if read.media:  # a part of a long prompt would lack its items
             longest = min(longest or self.limit.longest_prompt, self.limit.longest_prompt)
         if longest is not None and len(read.token_ids) > longest:
@@ -246,6 +249,13 @@ class RequestIntake:
             read, truncation, max_tokens, has_special_tokens=special, num_before=submission.num_before
         )
 
+    def _with_default(self, submission: AnySubmission, prompt: Prompt) -> AnySubmission:
+        """The submission with the adapter of its prompt's images or sounds, if it names none."""
+        if not prompt.media or submission.adapter is not None or submission.soft_prompt is not None:
+            return submission
+        found = self._adapters.default_for({item.modality for item in prompt.media})
+        return submission if found is None else submission.with_adapter(found)
+
     def _engine(self, rank: int | None) -> int | None:
         """The index of the engine of a data-parallel rank among this frontend's engines; None for None."""
         if rank is None:
@@ -280,7 +290,7 @@ class RequestIntake:
         params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
         read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
         check_beams(read, params, self.limit.max_model_len, submission.num_before)
-        submission = submission.invoked_by(read.token_ids)
+        submission = self._with_default(submission, read).invoked_by(read.token_ids)
         await _admit(submission, read)
         if self._log is not None:
             self._log.add(request_id, read, params)

@@ -218,6 +218,47 @@ def test_two_ranks_have_the_log_probabilities_of_peft(
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
 
 
+NAMES: dict[str, tuple[str, str]] = {
+    "PEFT, Unsloth, LLaMA-Factory, Megatron-Bridge": ("", ""),
+    "a state dict of PEFT's": (r"\.lora_(.)\.weight", r".lora_\1.default.weight"),
+    "Axolotl, compiled": (r"^base_model\.model\.", "base_model.model._orig_mod."),
+    "FSDP": (r"layers\.(\d+)\.", r"_fsdp_wrapped_module.layers.\1._fsdp_wrapped_module."),
+    "activation checkpointing": (r"layers\.(\d+)\.", r"layers.\1._checkpoint_wrapped_module."),
+    "DeepSpeed": ("^", "module."),
+    "NeMo AutoModel": (r"^base_model\.model\.", ""),
+    "torchtune": (r"^base_model\.model\.model\.", ""),
+    "a language model within another": (r"^base_model\.model\.model\.", "base_model.model.model.language_model."),
+    "the same, of older libraries": (r"^base_model\.model\.model\.", "base_model.model.language_model.model."),
+}
+"""What trainers write in place of parts of PEFT's names."""
+
+
+def test_names_of_all_trainers_mean_the_same_layers(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    model_folder, prompt = folder_of("qwen3"), prompt_of(3, 24)
+    config = {
+        "target_modules": "all-linear",
+        "rank_pattern": {"layers.1.mlp.up_proj": 7},
+        "alpha_pattern": {"q_proj": 3},
+    }
+    wanted, path = (
+        logprobs_of(trained(model_folder, tmp_path, **config), prompt),
+        tmp_path / "adapter_model.safetensors",
+    )
+    worker, tensors = start(model_folder), load_file(tmp_path / "adapter_model.safetensors")
+    for form, (pattern, instead) in NAMES.items():
+        save_file({re.sub(pattern, instead, name): tensor for name, tensor in tensors.items()}, path)
+        assert load(worker, tmp_path) == LoadedAdapter(), form
+        torch.testing.assert_close(Scorer(worker).score(prompt), wanted, atol=1e-4, rtol=0)
+    tower = {
+        f"base_model.model.vision_tower.layers.0.mlp.up_proj.lora_{kind}.weight": torch.ones(2, 2) for kind in "AB"
+    }
+    save_file(tensors | tower, path)
+    assert "vision_tower.layers.0.mlp.up_proj, a layer for images or sounds" in (load(worker, tmp_path).error or "")
+    of_megatron = "decoder.layers.0.self_attention.linear_qkv.adapter.linear_in.weight"
+    save_file({of_megatron: torch.ones(2, 2)}, path)
+    assert load(worker, tmp_path).left_over == [of_megatron]
+
+
 @pytest.mark.parametrize("chunk", [512, 5])
 def test_an_activated_adapter_begins_at_its_invocation(
     folder_of: Callable[[str], Path], chunk: int, tmp_path: Path

@@ -12,8 +12,17 @@ from quire.core.wire.adapters import WEIGHTS_NAMES, Adapter, adapter_digest
 from quire.executor.weights.peft.config import PeftConfig
 from quire.executor.weights.tensor_files import open_file
 
-_WRAPPERS = frozenset({"base_model", "model", "language_model", "transformer", "module", "_orig_mod", "text_model"})
+_WRAPPERS = frozenset({"base_model", "model", "language_model", "transformer", "module", "text_model"})
 """Leading components of names, which trainers add or leave out."""
+
+_INNER = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
+"""Components that compilers and shards of training put anywhere."""
+
+_MEDIA = frozenset(
+    {"vision", "visual", "image", "images", "audio", "speech", "sound", "video", "tower", "projector", "connector"}
+    | {"aligner", "merger", "resampler", "perceiver", "siglip", "clip", "vit", "vpm", "apm", "mm", "multimodal"}
+)
+"""Words in the names of towers and of what is between them and the language model."""
 
 _KINDS = {
     "a": r"lora_A(?:\.\w+)?\.weight",
@@ -87,7 +96,7 @@ class PeftCheckpoint:
     def _add(self, key: str) -> None:
         match = _KEY.fullmatch(key)
         if match is None:
-            raise ModelLoadError(f"The adapter's tensor {key} is none that PEFT's LoRA has; it cannot be used.")
+            raise ModelLoadError(f"The adapter's tensor {key} is none that PEFT's LoRA has; save it in PEFT's format.")
         module = plain_name(match["module"])
         kind = next(kind for kind in _KINDS if match[kind] is not None)
         tensors = self.modules.get(module)
@@ -111,12 +120,21 @@ def find_weights(folder: Path) -> Path:
 
 def full_name(module: str) -> str:
     """A module's name in the base model, by which PEFT's patterns look for it."""
-    return module.removeprefix("base_model.model.").replace("_orig_mod.", "")
+    return _without_inner(module.removeprefix("base_model.model."))
 
 
 def plain_name(module: str) -> str:
     """A module's name without the leading components that trainers add or leave out."""
-    parts = module.split(".")
+    parts = _without_inner(module).split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         parts = parts[1:]
-    return ".".join(part for part in parts if part != "_orig_mod")
+    return ".".join(parts)
+
+
+def is_of_media(module: str) -> bool:
+    """Returns True for the name of a module in a tower, or between one and the language model."""
+    return any(not _MEDIA.isdisjoint(part.split("_")) for part in module.split("."))
+
+
+def _without_inner(module: str) -> str:
+    return ".".join(part for part in module.split(".") if part not in _INNER)
