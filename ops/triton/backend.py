@@ -20,6 +20,7 @@ from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.experts import ExpertCall
 from quire.ops.latent import Selection
+from quire.ops.linear import LowRankWeights
 from quire.ops.recording import Recording
 from quire.ops.routing import ExpertRouter
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
@@ -28,6 +29,7 @@ from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.kv_rows import KINDS
 from quire.ops.triton.latent import TritonLatent
 from quire.ops.triton.linear import PlainWeight, TritonLinear
+from quire.ops.triton.low_rank import LowRankProducts
 from quire.ops.triton.quantized import TritonQuantized
 from quire.ops.triton.recurrent import TritonRecurrent
 from quire.ops.triton.sampling import TritonSampling
@@ -54,6 +56,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         cuts of a prompt.
         """
         self._products = TritonLinear(is_invariant=is_invariant)
+        self._low_rank = LowRankProducts(is_invariant=is_invariant)
         super().__init__(self._products, TritonQuantized(self._products), ScalePlanes())
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device
@@ -103,6 +106,9 @@ class TritonBackend(EagerBackend[PlainWeight]):
         else:
             out = None
         return super().gated_linear(x, packed, activation) if out is None else out
+
+    def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+        return out if self._low_rank.add(x, out, weights, adapters) else super().add_low_rank(x, out, weights, adapters)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = norms.rms_norm(x, weight, eps)

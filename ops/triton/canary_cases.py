@@ -14,12 +14,13 @@ from quire.ops.backend import AttentionForm, Backend, NewHeads
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.experts import ExpertCall, ExpertWeights
+from quire.ops.linear import LowRankWeights
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import ExpertRouter, Routing
 from quire.ops.sampling import RowParameters, TokenPlaces, tokens_in
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.canary_inputs import Case, Inputs
-from quire.ops.triton.canary_states import recurrent
+from quire.ops.triton.canary_states import chunks, recurrent
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 2, 128, 16
 _DECODE, _MIXED = [(1, 1), (1, 300), (1, 37)], [(40, 40), (1, 90), (7, 70)]
@@ -64,6 +65,17 @@ def _quantized(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> li
     four_bits = QuantizedWeight(pairs, scales, table, offsets)
     x = make.normal(num_tokens, 512)
     return [ops.linear(x, ops.pack_linear(each)) for each in (four_bits, QuantizedWeight(codes, scales[:, :1]))]
+
+
+def _low_rank(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    results, sizes, num_adapters, rank = [], (256, 64), 3, 32
+    for num_tokens in (5, 140):
+        a, b = make.normal(num_adapters, 2 * rank, 1024, scale=0.03), make.normal(num_adapters, rank, 320, scale=0.2)
+        factors, shifts = make.normal(num_adapters, 320).float(), make.normal(num_adapters, 320).float()
+        adapters, x = make.ids(num_tokens, num_adapters + 1) - 1, make.normal(num_tokens, 1024)
+        for each in (LowRankWeights(a, b, sizes), LowRankWeights(a, b, sizes, None, factors, shifts)):
+            results.append(ops.add_low_rank(x, make.normal(num_tokens, 320), each, adapters))
+    return results
 
 
 def _elementwise(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
@@ -255,6 +267,7 @@ def _cases() -> Iterator[Case]:
     yield Case("gated_linear", ("gated_linear",), partial(_gated_linear, "silu"))
     for num_tokens in (3, 130):
         yield Case(f"quantized of {num_tokens}", ("quantized",), partial(_quantized, num_tokens))
+    yield Case("adapters", ("add_low_rank",), _low_rank)
     elementwise = ("add", "scale", "activate", "activate_and_mul", "join", "take_rows")
     yield Case("elementwise", elementwise, _elementwise)
     yield Case("rotary", ("rotation", "rotary"), _rotary)
@@ -271,6 +284,7 @@ def _cases() -> Iterator[Case]:
         yield Case(f"experts of {num_tokens}", ("experts",), partial(_experts, num_tokens))
     for num_tokens in (2, 7):
         yield Case(f"recurrent layers of {num_tokens}", ("recurrent",), partial(recurrent, num_tokens))
+    yield Case("chunks of recurrent layers", ("recurrent",), chunks)
     yield Case("sampling", ("sampling",), _sampling)
     yield Case("recorded sampling", ("sampling",), _recorded_sampling)
 

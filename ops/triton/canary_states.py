@@ -41,3 +41,19 @@ def recurrent(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> lis
     results += [ops.recurrent.gated_delta_rule(DeltaRuleCall(q, k, v, dt, floats(heads), a, beta), state, rows), state]
     weight = make.normal(heads, size)
     return [*results, ops.recurrent.gated_rms_norm(q, k, weight, 1e-6, gate_first=False)]
+
+
+def chunks(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    """A prompt of two chunks, the second of which is not whole, after a row of one token."""
+    heads, size, tokens = 1, 128, 90
+    slots, new = make.place([1, 0], torch.int64), make.place([False, True], torch.bool)
+    rows = StateRows(slots, torch.tensor([0, 1, tokens]), new)
+    q, k, v = (make.normal(tokens, heads, size) for _ in range(3))
+    dt, beta, a = make.normal(tokens, heads), make.normal(tokens, heads), -make.normal(heads).float().abs()
+    bias, results = make.normal(heads).float(), []
+    state = make.normal(2, heads, size, size).float()
+    results += [ops.recurrent.gated_delta_rule(DeltaRuleCall(q, k, v, dt, bias, a, beta), state, rows), state]
+    state = make.normal(2, heads, size, size).float()
+    scaled = [each * size**-0.25 for each in (q, k)]
+    call = SsdCall(v, dt, bias, (0.01, 2.0), a, *scaled, bias)
+    return [*results, ops.recurrent.ssd(call, state, rows), state]

@@ -104,7 +104,7 @@ def pass_chunks(
         k = tl.load(k_at + lanes[:, None] * k_stride + keys[None, :], mask=key_mask, other=0.0)
         v_at = v_ptr + start * v_stride + head * v_head_stride
         v = tl.load(v_at + lanes[:, None] * v_stride + values[None, :], mask=value_mask, other=0.0).to(tl.float32)
-        step, log_decay = _decays(
+        step, log_decay = decays_of_chunk(
             dt_ptr, (start + lanes) * dt_stride + head * dt_head_stride, is_token, dt_bias, a, low, high, FORM
         )  # fmt: skip
         sums, total = tl.cumsum(log_decay, 0), tl.sum(log_decay, 0)
@@ -112,7 +112,7 @@ def pass_chunks(
         left = tl.exp(total - sums)  # of a token, at the chunk's end
         between = tl.exp(tl.where(is_earlier, sums[:, None] - sums[None, :], float("-inf")))
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * between
-        old = _product(q, state, tl.zeros([CHUNK, VALUES], tl.float32))
+        old = product(q, state, tl.zeros([CHUNK, VALUES], tl.float32))
         added = v * step[:, None] if FORM == "ssd" else v
         out = old * faded[:, None]
         out = tl.dot(scores.to(q.dtype), added.to(q.dtype), out, input_precision="ieee")
@@ -121,26 +121,26 @@ def pass_chunks(
         out_at = out_ptr + (start * num_heads + head) * value_dim
         out_places = lanes[:, None] * (num_heads * value_dim) + values[None, :]
         tl.store(out_at + out_places, out.to(out_ptr.dtype.element_ty), mask=value_mask)
-        state = _product(tl.trans(k), added * left[:, None], state * tl.exp(total))
+        state = product(tl.trans(k), added * left[:, None], state * tl.exp(total))
     tl.store(places, state, mask=is_there)
 
 
 @triton.jit
-def _halves(x, dtype: tl.constexpr):
+def halves(x, dtype: tl.constexpr):
     """`x` as the sum of two tensors of a type with fewer bits."""
     high = x.to(dtype)
     return high, (x - high.to(tl.float32)).to(dtype)
 
 
 @triton.jit
-def _product(a, b, added):
+def product(a, b, added):
     """The product of `a`, and of `b` in two parts, plus `added`."""
-    high, low = _halves(b, a.dtype)
+    high, low = halves(b, a.dtype)
     return tl.dot(a, low, tl.dot(a, high, added, input_precision="ieee"), input_precision="ieee")
 
 
 @triton.jit
-def _decays(dt_ptr, places, is_token, dt_bias, a, low, high, FORM: tl.constexpr):
+def decays_of_chunk(dt_ptr, places, is_token, dt_bias, a, low, high, FORM: tl.constexpr):
     """The time steps of a chunk's tokens, and the logarithms of their decays, which are 0 where there is no token."""
     if FORM == "lightning":
         step = is_token.to(tl.float32)

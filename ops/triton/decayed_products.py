@@ -11,9 +11,11 @@ from torch import Tensor
 
 from quire.ops.recurrent import StateRows
 from quire.ops.triton.chunks import CHUNK, CHUNK_COLUMNS, LEAST_TOKENS, PASS_STAGES, PASS_WARPS, pass_chunks
+from quire.ops.triton.delta_chunks import PASS, SOLVE, pass_delta_chunks, solve_chunks
 from quire.ops.triton.outer_products import VALUE_COLUMNS, update_outer_products
+from quire.ops.triton.prompt_attention import num_blocks
 from quire.ops.triton.state_rows import as_bytes, starts_there, with_dense_tokens
-from quire.ops.triton.tiles import VECTOR
+from quire.ops.triton.tiles import are_whole
 
 CHUNKED_TYPES = (torch.bfloat16,)
 """Those of `q`, `k` and `v` in chunks. States might exceed the numbers of float16."""
@@ -90,7 +92,7 @@ def update(call: DecayedProducts, state: Tensor, rows: StateRows, *, in_chunks: 
 
 def _takes_chunks(call: DecayedProducts, rows: StateRows) -> bool:
     """Returns True if rows of many tokens are computed in chunks."""
-    is_covered = call.q.dtype in CHUNKED_TYPES and call.form != "delta"
+    is_covered = call.q.dtype in CHUNKED_TYPES and not call.has_channel_decay
     return is_covered and int(rows.starts.diff().max()) >= LEAST_TOKENS
 
 
@@ -101,10 +103,42 @@ def _pass_chunks(
     num_heads, key_dim, value_dim = state.shape[1:]
     share, keys = num_heads // call.q.shape[1], max(_LEAST_KEYS, triton.next_power_of_2(key_dim))
     strides = call.strides
-    is_even = key_dim == keys and not any(each % VECTOR for each in strides[:6])
+    is_even = key_dim == keys and are_whole(*strides[:6])
+    if call.form == "delta":
+        return _pass_delta_chunks(call, state, slots, is_new, starts, out, keys, is_even=is_even)
     pass_chunks(
         (len(slots), num_heads, triton.cdiv(value_dim, CHUNK_COLUMNS)), call.q, call.k, call.v, call.dt, call.dt_bias,
         call.a, call.d, state, slots, is_new, starts, out, num_heads, share, key_dim, value_dim, LEAST_TOKENS,
         *strides[:8], *call.limits, FORM=call.form, IS_EVEN=is_even and value_dim % CHUNK_COLUMNS == 0, KEYS=keys,
         VALUES=CHUNK_COLUMNS, CHUNK=CHUNK, num_warps=PASS_WARPS, num_stages=PASS_STAGES,
+    )  # fmt: skip
+    return None
+
+
+def _pass_delta_chunks(
+    call: DecayedProducts,
+    state: Tensor,
+    slots: Tensor,
+    is_new: Tensor,
+    starts: Tensor,
+    out: Tensor,
+    keys: int,
+    *,
+    is_even: bool,
+) -> None:
+    num_heads, key_dim, value_dim = state.shape[1:]
+    share, strides, sizes = num_heads // call.q.shape[1], call.strides, (key_dim, value_dim, LEAST_TOKENS)
+    grid = num_blocks(len(call.k), len(slots), CHUNK), num_heads
+    units, scores = call.k.new_empty(2, *call.k.shape), call.k.new_empty(*grid, CHUNK, CHUNK)
+    solved = call.k.new_empty(len(call.k), num_heads, key_dim)
+    form = {"HAS_LEAST_DECAY": call.least is not None, "KEYS": keys, "CHUNK": CHUNK}
+    solve_chunks(
+        grid, call.q, call.k, call.v, call.dt, call.dt_bias, call.a, call.beta, slots, starts, units, scores, solved,
+        out, len(call.k), len(slots), num_heads, share, *sizes, *strides, call.bounds[0], call.beta_scale,
+        IS_EVEN=is_even and value_dim % SOLVE["VALUES"] == 0, LEVELS=CHUNK.bit_length() - 1, **SOLVE, **form,
+    )  # fmt: skip
+    pass_delta_chunks(
+        (len(slots), num_heads, triton.cdiv(value_dim, PASS["VALUES"])), units, scores, solved, call.dt, call.dt_bias,
+        call.a, state, slots, is_new, starts, out, len(call.k), num_heads, share, *sizes, *strides[6:8],
+        call.bounds[0], IS_EVEN=is_even and value_dim % PASS["VALUES"] == 0, **PASS, **form,
     )  # fmt: skip

@@ -266,6 +266,7 @@ CASES: dict[str, tuple[Callable[[Backend, torch.dtype], Case], bool]] = {
     "gated linear unit, odd": (lambda ops, dtype: rg_lru(ops, dtype, 37), True),
     "delta rule": (lambda ops, _: delta_rule(ops, 4, 2, 32, 32), True),
     "delta rule, odd": (lambda ops, _: delta_rule(ops, 3, 3, 5, 41, scale=2.0), True),
+    "delta rule, bounded": (lambda ops, _: delta_rule(ops, 2, 1, 16, 16, least=-5.0), True),
     "delta rule by channel": (lambda ops, _: delta_rule(ops, 4, 2, 32, 32, by_channel=True, scale=2.0), True),
     "delta rule by channel, odd": (lambda ops, _: delta_rule(ops, 3, 3, 21, 41, by_channel=True, least=-5.0), True),
 }

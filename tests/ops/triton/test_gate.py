@@ -29,7 +29,7 @@ MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
 WARP_GROUP_PRODUCTS = {
     *("multiply_few", "multiply_many", "multiply_few_codes", "multiply_experts", "multiply_router"),
-    *("prompt_attention", "pass_chunks"),
+    *("prompt_attention", "pass_chunks", "pass_delta_chunks", "solve_chunks"),
 }
 """Kernels whose products have 64 rows."""
 WITHOUT_WIDE_LOADS = {

@@ -7,6 +7,7 @@ from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.recurrent import GateActivation, StateRows
 from quire.ops.triton import decayed_products
 from quire.ops.triton.backend import TritonBackend
+from quire.ops.triton.launch import Kernel
 from tests.ops.test_recurrent import CASES, Case, by_token, make, step_rows
 from tests.ops.triton.conftest import DEVICE
 
@@ -123,6 +124,18 @@ def test_chunks_of_prompts_are_those_of_the_formula(
     bound = 2e-5 if dtype == torch.float32 else 5e-3  # additions to states are rounded to 8 bits
     most = expected_state.abs().max().item()
     torch.testing.assert_close(state.double(), expected_state, atol=bound * most, rtol=bound)
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_only_rows_of_few_tokens_are_not_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, inputs, state, rows = long_case(name, torch.bfloat16)
+    asked: list[str] = []
+    monkeypatch.setattr(Kernel, "__call__", lambda self, *_, **__: asked.append(self.name))
+    case.operation(inputs, state, rows)
+    case.operation([x[:16] for x in inputs], state, on_device(step_rows([16], [2])))
+    in_chunks = ["solve_chunks", "pass_delta_chunks"] if name.startswith("delta") else ["pass_chunks"]
+    assert asked == [*in_chunks, "update_outer_products", "update_outer_products"]
 
 
 @pytest.mark.usefixtures("short_chunks")
