@@ -77,5 +77,6 @@ class LinearOperations(ABC, Generic[PackedLinear]):
         """Adds the products of `x` [num_tokens, in] with each token's adapter to `out` [num_tokens, out], perhaps in
         place.
 
-        `adapters` [num_tokens] int64 has each token's adapter, or -1 for none. The sum is rounded once.
+        `adapters` [num_tokens] int64 has each token's adapter, or -1 for none. The sum is rounded once, and
+        the products with `a` may be rounded to the inputs' dtype.
         """

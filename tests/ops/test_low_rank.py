@@ -135,3 +135,33 @@ def test_a_token_has_the_same_bits_in_any_batch(native: NativeBackend, dtype: to
     for token in range(9):
         own = slice(token, token + 1)
         assert torch.equal(native.add_low_rank(x[own], out[own].clone(), weights, adapters[own]), together[own])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [2, 3, 40])
+def test_threads_change_no_bit(native: NativeBackend, num_tokens: int, dtype: torch.dtype) -> None:
+    """Few tokens are divided over threads, many are not; ranks are odd, and chunks of outputs cross layers' ends."""
+    ranks, sizes, most = torch.tensor([11, 12, 5]), (300, 333), 12
+    a = torch.randn(NUM_ADAPTERS, len(sizes), most, 500) / 22
+    b = torch.randn(NUM_ADAPTERS, most, sum(sizes)) / most
+    for adapter, rank in enumerate(ranks.tolist()):
+        a[adapter, :, rank:] = 0
+        b[adapter, rank:] = 0
+    weights = LowRankWeights(a.flatten(1, 2).to(dtype), b.to(dtype), sizes, ranks)
+    adapters = torch.arange(num_tokens) % NUM_ADAPTERS
+    x, out = torch.randn(num_tokens, 500).to(dtype), torch.randn(num_tokens, sum(sizes)).to(dtype)
+    alone = native.add_low_rank(x, out.clone(), weights, adapters)
+    torch.set_num_threads(3)
+    try:
+        together = native.add_low_rank(x, out.clone(), weights, adapters)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(together, alone)
+    first = slice(0, 1)
+    assert torch.equal(native.add_low_rank(x[first], out[first].clone(), weights, adapters[first]), alone[first])
+    expected = out.double()
+    for token, adapter in enumerate(adapters.tolist()):
+        for layer, part in enumerate((slice(0, sizes[0]), slice(sizes[0], None))):
+            inner = weights.a.view(NUM_ADAPTERS, 2, most, 500)[adapter, layer].double() @ x[token].double()
+            expected[token, part] += inner @ weights.b[adapter, :, part].double()
+    assert_near(alone, expected, dtype)
