@@ -211,6 +211,7 @@ class Worker:
             kv_groups=held.groups,
             reads=[] if media is None else list(media.modalities),
             media_spans=media is not None and media.sees_both_ways,
+            media_rows=memory.num_media_rows(spec, loaded.model, config.limits),
             whole_prompts=keeps_nothing(held.groups)
             or any(layer.sees_prompt for stage in loaded.stages for layer in stage.kv_layers),
         )

@@ -1,6 +1,6 @@
 """Options: images, videos and sounds in prompts."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -9,6 +9,10 @@ from quire.core.errors import ConfigError
 
 DEFAULT_LIMIT = 999
 """Items of one kind that a prompt may hold."""
+
+
+TowerMode = Literal["weights", "data"]
+"""What ranks of tensor parallelism divide of towers: their weights, or the items of a step."""
 
 
 class MultimodalConfig(Struct, frozen=True, kw_only=True):
@@ -53,6 +57,13 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
             "decides what the model sees."
         ),
     ] = False
+    mm_encoder_tp_mode: Annotated[
+        TowerMode,
+        Meta(
+            description="What ranks of tensor parallelism divide of towers: weights, or data, the images of a step, "
+            "with the weights whole on each rank."
+        ),
+    ] = "weights"
     interleave_mm_strings: Annotated[
         bool,
         Meta(

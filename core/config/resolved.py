@@ -10,6 +10,7 @@ from quire.core.config.graphs import GraphConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.lora import AdapterOptions
 from quire.core.config.model import LogprobsMode, ModelImplementation
+from quire.core.config.multimodal import TowerMode
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement
 from quire.core.config.pooling import PoolingSpec, SentenceModel
@@ -148,6 +149,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
     pooling: PoolingSpec | None = None  # None: the model generates
     reads_media: bool = False  # towers for images and sounds are loaded where the model has some
+    tower_mode: TowerMode = "weights"
     speculation: Speculation | None = None  # None: no drafts are made
     draft_model: DraftModelConfig | None = None  # what the method reads
     adapters: AdapterOptions | None = None  # that requests may use; None: none

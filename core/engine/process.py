@@ -131,6 +131,7 @@ class EngineProcess:
             num_token_types=self._config.spec.num_token_types,
             whole_prompts=ready.whole_prompts,
             media_spans=ready.media_spans,
+            media_rows=ready.media_rows,
             speculation=self._config.speculation,
         )
         self._engine = Engine(

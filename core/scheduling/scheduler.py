@@ -85,6 +85,7 @@ class Scheduler:
         lower_tiers: save pages that the pool evicts; None: there are none.
         whole_prompts: each prompt is one prefix span.
         media_spans: the tokens of an image see each other.
+        media_rows: rows of images and sounds that workers have room for; those of a step at least.
         speculation: how workers make drafts; None: what they propose is checked, and nothing is asked for.
     """
 
@@ -102,6 +103,7 @@ class Scheduler:
         lower_tiers: LowerTiers | None = None,
         whole_prompts: bool = False,
         media_spans: bool = False,
+        media_rows: int = 0,
         speculation: Speculation | None = None,
     ) -> None:
         self._limits = limits
@@ -115,7 +117,7 @@ class Scheduler:
         self._pace = Pace(limits.long_prefill_slowdown if is_chunked else 0.0, limits.largest_chunk)
         self._whole_prompts = whole_prompts
         self._media_spans = media_spans
-        self._towers = TowerRows(limits.max_num_batched_tokens)
+        self._towers = TowerRows(limits.max_num_batched_tokens, media_rows)
         self._kv = KVCacheManager(
             kv_groups,
             num_pages=num_pages,

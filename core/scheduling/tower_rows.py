@@ -15,11 +15,13 @@ class TowerRows:
     """The rows that workers hold, by the digest of their item.
 
     Args:
-        max_rows: rows that the towers make in a step, and that workers hold. A larger item has a step of its own.
+        max_rows: rows that the towers make in a step. A larger item has a step of its own.
+        max_held: rows that workers hold; those of a step at least.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, max_held: int = 0) -> None:
         self._max_rows = max_rows
+        self._max_held = max(max_rows, max_held)
         self._held: dict[bytes, int] = {}  # numbers of rows, of those unused for longest first
         self._num_held = 0
         self._num_made = 0  # in the step that is planned
@@ -74,12 +76,12 @@ class TowerRows:
             else:
                 self.num_hits += 1
             self._held[item.digest] = num_rows
-        if self._num_held > self._max_rows:
+        if self._num_held > self._max_held:
             self._make_room(plan, in_use())
 
     def _make_room(self, plan: StepPlan, in_use: set[bytes]) -> None:
         for digest in list(self._held):
-            if self._num_held <= self._max_rows:
+            if self._num_held <= self._max_held:
                 break
             if digest not in in_use and digest not in self._in_step:
                 self._num_held -= self._held.pop(digest)

@@ -269,6 +269,7 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     whole_prompts: bool = False  # a prompt is one prefix span: all its tokens see each other
     reads: list[Modality] = []  # what prompts may hold besides text
     media_spans: bool = False  # the tokens of an image see each other
+    media_rows: int = 0  # that workers have room for, of images and sounds
 
 
 FailureCause = Literal["setting", "memory", "peer", "host", "killed", "other"]
@@ -478,6 +479,7 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
     whole_prompts: bool = False  # as in `EngineReady`
     reads: list[Modality] = []  # as in `EngineReady`
     media_spans: bool = False
+    media_rows: int = 0
 
 
 class WorkerFailed(Struct, array_like=True, tag="failed"):

@@ -31,9 +31,9 @@ class ModelContext:
     sequences over ranks, or not. `adapters` is the place where linear layers meet those of a step's tokens;
     None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
     None: its format has none. A model that does not generate is built without its language-model head. In an
-    encoder, tokens see each other, and nothing is cached. If it `reads_media`, towers for images and sounds are built.
-    `target_ends` are the embedding and the head of the model that this one drafts for; None: it drafts for none, or for
-    one that does not show them.
+    encoder, tokens see each other, and nothing is cached. If it `reads_media`, towers for images and sounds are built;
+    ranks divide their layers if it `divides_towers`, and otherwise have them whole. `target_ends` are the embedding and
+    the head of the model that this one drafts for; None: it drafts for none, or for one that does not show them.
     """
 
     ops: Backend
@@ -52,6 +52,7 @@ class ModelContext:
     generates: bool = True
     is_encoder: bool = False
     reads_media: bool = False
+    divides_towers: bool = False
     target_ends: tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]] | None = None
 
     @classmethod
@@ -93,6 +94,7 @@ class ModelContext:
             generates=config.pooling is None and not spec.is_encoder,
             is_encoder=spec.is_encoder,
             reads_media=config.reads_media,
+            divides_towers=config.tower_mode == "weights",
         )
 
     @property

@@ -7,6 +7,7 @@ budget = device memory * its share - weights - workspace - states unless the opt
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,13 +17,15 @@ from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ModelLoadError, NoMemoryError
 from quire.core.ram import available_ram
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.executor.models.base import Model
+from quire.executor.models.base import MediaSupport, Model, ReadsMedia
 from quire.executor.recordings import largest_step, num_recordings, rules_for
 from quire.ops.recording import RecordingRules
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB
 """The KV cache's bytes on a CPU without an option: the RAM is shared with everything else on the machine."""
+MEDIA_BYTES = GIB // 4
+"""What rows of images and sounds take that workers keep for requests with the same ones: of about 50 large images."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,38 @@ def workspace_bytes(
     num_first_rows = max((state.num_first_rows for state in model.state_layers), default=0)
     num_tokens = limits.max_num_batched_tokens + rows * num_first_rows
     rows = limits.most_draft_rows if checks_drafts else rows
-    return num_tokens * per_token + scratch_bytes + 4 * rows * spec.vocab_size * 4
+    media = media_bytes(spec, model, limits)
+    return max(num_tokens * per_token, media.encoding) + media.rows + scratch_bytes + 4 * rows * spec.vocab_size * 4
+
+
+class MediaBytes(NamedTuple):
+    """Memory for images and sounds: of the tower, while it makes the rows of a step, and of the rows that are kept."""
+
+    encoding: int = 0
+    rows: int = 0
+
+
+def media_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits) -> MediaBytes:
+    """Counts the memory of a tower that makes as many rows as a step has tokens, and of `num_media_rows`. An item with
+    more rows needs more.
+    """
+    support = model.media if isinstance(model, ReadsMedia) else None
+    if support is None:
+        return MediaBytes()
+    encoding = limits.max_num_batched_tokens * support.activation_size * dtype_bytes(spec.dtype)
+    return MediaBytes(encoding, num_media_rows(spec, model, limits) * _media_row_bytes(spec, support))
+
+
+def num_media_rows(spec: ModelSpec, model: Model, limits: SchedulerLimits) -> int:
+    """Returns how many rows of images and sounds a worker keeps; 0 for a model that reads text alone."""
+    support = model.media if isinstance(model, ReadsMedia) else None
+    if support is None:
+        return 0
+    return max(limits.max_num_batched_tokens, MEDIA_BYTES // _media_row_bytes(spec, support))
+
+
+def _media_row_bytes(spec: ModelSpec, support: MediaSupport) -> int:
+    return (1 + support.num_deep) * spec.hidden_size * dtype_bytes(spec.dtype)
 
 
 def graph_bytes(spec: ModelSpec, model: Model, config: EngineConfig, rules: RecordingRules) -> int:

@@ -180,11 +180,15 @@ class MediaSupport(NamedTuple):
         modalities: kinds of items.
         sees_both_ways: the tokens of an image see each other.
         in_windows: they do in layers with a window alone.
+        activation_size: the most values that a tower computes at once for each row; 0: nothing is known.
+        num_deep: the first layers that a row has features for.
     """
 
     modalities: Sequence[Modality]
     sees_both_ways: bool = False
     in_windows: bool = False
+    activation_size: int = 0
+    num_deep: int = 0
 
 
 class MediaRows(NamedTuple):
@@ -209,8 +213,8 @@ class MediaTowers(Protocol):
         """What they read."""
         ...
 
-    def encode(self, item: MediaItem) -> MediaRows:
-        """Runs an item through its tower."""
+    def encode(self, items: Sequence[MediaItem]) -> list[MediaRows]:
+        """Runs items through their towers, as `ReadsMedia.encode_media`."""
         ...
 
     def positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
@@ -227,8 +231,11 @@ class ReadsMedia(Model, Protocol):
         """What its towers read; None: they were left out."""
         ...
 
-    def encode_media(self, item: MediaItem) -> MediaRows:
-        """Runs an item through its tower."""
+    def encode_media(self, items: Sequence[MediaItem]) -> list[MediaRows]:
+        """Runs items through their towers. All ranks call it with the same items, and get the rows of all.
+
+        An item that a tower cannot read has rows of NaN.
+        """
         ...
 
     def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:

@@ -33,9 +33,9 @@ class ReadingDecoder:
         assert isinstance(self._decoder, StagedModel)
         return self._decoder.handover_size(hidden_size)
 
-    def encode_media(self, item: MediaItem) -> MediaRows:
-        made = self._towers.encode(item)
-        if made.deep is not None:
+    def encode_media(self, items: Sequence[MediaItem]) -> list[MediaRows]:
+        made = self._towers.encode(items)
+        if any(each.deep is not None for each in made):
             raise ModelLoadError("its tower makes features for the layers of the decoder, whose file here has none.")
         return made
 

@@ -107,6 +107,7 @@ class MultiProcExecutor:
             whole_prompts=loaded[0].whole_prompts,
             reads=loaded[0].reads,
             media_spans=loaded[0].media_spans,
+            media_rows=loaded[0].media_rows,
         )
 
     def submit(self, plan: StepPlan) -> None:

@@ -123,6 +123,7 @@ class UniProcExecutor:
             whole_prompts=ready.whole_prompts,
             reads=ready.reads,
             media_spans=ready.media_spans,
+            media_rows=ready.media_rows,
         )
 
     def submit(self, plan: StepPlan) -> None:

@@ -75,9 +75,15 @@ class MediaInputs:
         """Forgets the rows that `plan` drops, and makes those that it wants."""
         for digest in plan.forgotten:
             self._rows.pop(digest, None)
+        unread = []
         for item in plan.to_encode:
             given = item.arrays.get(GIVEN_ROWS)
-            self._rows[item.digest] = self._model.encode_media(item) if given is None else self._given(given)
+            if given is None:
+                unread.append(item)
+            else:
+                self._rows[item.digest] = self._given(given)
+        for item, made in zip(unread, self._model.encode_media(unread) if unread else (), strict=True):
+            self._rows[item.digest] = made
 
     def _given(self, array: Array) -> MediaRows:
         """Rows that a tower has made elsewhere: of the embeddings, and beside them those of the first layers."""

@@ -104,6 +104,7 @@ def resolve(
         quantization=_quantization(args),
         pooling=pooling,
         reads_media=reads_media(args.multimodal, spec, layout),
+        tower_mode=args.multimodal.mm_encoder_tp_mode,
         speculation=speculation,
         draft_model=draft_model,
         adapters=adapters,

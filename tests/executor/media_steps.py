@@ -32,7 +32,7 @@ class MediaPrompt:
         if any(layer.sees_prompt for layer in model.kv_layers):
             self.spans = [(0, prompt_len)]
         with torch.inference_mode():
-            self._rows = [model.encode_media(item) for item in items]
+            self._rows = model.encode_media(items)
             self.places = model.media_positions(token_ids, items)
         self._driver.spans_in_windows = model.media.in_windows
         if self.spans:

@@ -63,6 +63,7 @@ def model_context(
     experts: ExpertPlacementStrategy | ExpertPlacement | ExpertParallel | None = None,
     cache_scales: CacheScales | None = None,
     reads_media: bool = False,
+    divides_towers: bool = False,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype, backend, group = getattr(torch, spec.dtype), ops.bind(device), group or ParallelGroup()
@@ -83,6 +84,7 @@ def model_context(
         generates=not spec.is_encoder,
         is_encoder=spec.is_encoder,
         reads_media=reads_media,
+        divides_towers=divides_towers,
     )
 
 

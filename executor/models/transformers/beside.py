@@ -1,5 +1,7 @@
 """The towers of a class whose decoder a file here implements: all of the class but its language model."""
 
+from dataclasses import replace
+
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -39,8 +41,9 @@ def build_towers_beside(spec: ModelSpec, context: ModelContext) -> Towers | None
         for tower in list(entry.children()):
             if isinstance(tower, PreTrainedModel) and tower.input_modalities in ("audio", ["audio"], ("audio",)):
                 _leave_out(model, tower)
+        towers.modules = dict.fromkeys(model.modules())
+        towers.replace_layers(replace(context, weights=weights))
         fill(model, weights, context.device)
-        towers.modules = set(model.modules())
         towers.settle()
     except Exception as error:  # the code of a model may raise anything
         logger.info("%s reads text alone: %s", spec.architecture, error)

@@ -1,6 +1,7 @@
 """Our layers as torch modules, which replace those of a Transformers model."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +66,32 @@ class Linear(LayerModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+class Patches(LayerModule):
+    """A convolution whose steps are as long as its kernel: a linear layer of patches that do not overlap.
+
+    Attributes:
+        weight: without memory; some classes look at its dtype.
+    """
+
+    def __init__(self, context: ModelContext, read: ReadLinear, kernel: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self._packed = context.packing.linear(read)
+        self._kernel = tuple(kernel)
+        self.weight = torch.zeros((), dtype=dtype, device=context.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [n, channels, *sizes] to [n, out, *numbers of patches]."""
+        num_dims = len(self._kernel)
+        counts = [size // step for size, step in zip(x.shape[2:], self._kernel, strict=True)]
+        for dim, (count, step) in enumerate(zip(counts, self._kernel, strict=True)):
+            x = x.narrow(2 + 2 * dim, 0, count * step).unflatten(2 + 2 * dim, (count, step))
+        places, inner = range(2, 2 + 2 * num_dims, 2), range(3, 3 + 2 * num_dims, 2)
+        rows = x.permute(0, *places, 1, *inner).flatten(num_dims + 1).flatten(0, num_dims)
+        out = self._ops.linear(rows, self._packed).view(x.shape[0], *counts, -1)
+        return out.movedim(-1, 1)
 
 
 class GatheredLinear(LayerModule):
@@ -260,7 +287,8 @@ class LayerNorm(LayerModule):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._ops.layer_norm(x.reshape(-1, x.shape[-1]), self.weight, self._bias, self._eps).view(x.shape)
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self._ops.layer_norm(rows, self.weight, self._bias, self._eps).view(x.shape)
 
 
 class RMSNorm(LayerModule):
@@ -275,7 +303,7 @@ class RMSNorm(LayerModule):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() in (3, 4) and len(x) == 1:  # all tokens, perhaps with heads that lie apart in memory
             return self._ops.rms_norm(x[0], self.weight, self.eps).view(x.shape)
-        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
+        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]).contiguous(), self.weight, self.eps).view(x.shape)
 
     def in_float32(self, x: Tensor) -> Tensor:
         """Computes the formula for comparisons, which run on the CPU."""
@@ -295,6 +323,7 @@ class Embedding(LayerModule):
         self._start = start
         self._scale = scale
         self._adapters = adapters
+        self._row: Tensor | None = None
 
     @property
     def adapters(self) -> Sequence[LayerAdapters]:
@@ -303,7 +332,18 @@ class Embedding(LayerModule):
     def num_rows(self, x: Tensor) -> int:
         return x.numel()
 
+    @contextlib.contextmanager
+    def alone(self, row: Tensor) -> Iterator[None]:
+        """Makes this the row of all tokens, [hidden], so that a rank looks them up without the others."""
+        self._row = row
+        try:
+            yield
+        finally:
+            self._row = None
+
     def forward(self, token_ids: Tensor) -> Tensor:
+        if self._row is not None:
+            return self._row.expand(*token_ids.shape, -1).clone()
         return self._embed(token_ids.reshape(-1)).view(*token_ids.shape, -1)
 
     def _embed(self, token_ids: Tensor) -> Tensor:

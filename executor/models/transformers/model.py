@@ -74,6 +74,8 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
         except ModelLoadError as error:
             raise _refusal(spec, str(error)) from error
     expansions = LayerReplacement(model, own, findings, splits, () if towers is None else towers.modules).run()
+    if towers is not None:
+        towers.replace_layers(own)
     if plan is None:
         sequences: PagedAttention | RowByRow = PagedAttention(context, findings.calls, expansions)
     else:
@@ -252,10 +254,10 @@ class TransformersModel:
         """What the towers read; None: there are none."""
         return None if self._towers is None else self._towers.support
 
-    def encode_media(self, item: MediaItem) -> MediaRows:
+    def encode_media(self, items: Sequence[MediaItem]) -> list[MediaRows]:
         assert self._towers is not None, "a prompt has an image, and the model no tower"
         with without_tokens(self._context.adapters):
-            return self._towers.encode(item)
+            return self._towers.encode(items)
 
     def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
         return None if self._towers is None else self._towers.positions(token_ids, items)

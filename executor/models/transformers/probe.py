@@ -78,6 +78,11 @@ class Findings:
     withholds: bool = False
     is_encoder: bool = False
 
+    def note(self, linear: nn.Module, x: Tensor, out: Tensor) -> None:
+        """Adds a call of a linear layer."""
+        self.inputs.append((linear, x))
+        self.recent.append((linear, out))
+
 
 def is_linear(module: nn.Module) -> bool:
     """Returns True for a plain linear layer, which may be replaced."""
@@ -390,10 +395,9 @@ def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contex
             return super().__getattr__(name)
 
         def forward(self, x: Tensor) -> Tensor:
-            findings.inputs.append((self, x))
             weight = _wave(x.shape[-1], x.dtype).mul(x.shape[-1] ** -0.5)
             out = (x * weight).sum(-1, keepdim=True) * _wave(num_outputs, x.dtype)
-            findings.recent.append((self, out))
+            findings.note(self, x, out)
             is_withheld = findings.withholds and any(each.linear is self for each in findings.expansions.values())
             return out.new_zeros(()).expand(out.shape) if is_withheld else out
 

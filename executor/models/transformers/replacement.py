@@ -47,6 +47,14 @@ class LayerReplacement:
         routers = self._replace_experts(names)
         expansions = self._replace_expansions(names)
         self._replace_ends(names)
+        self._replace_layers(names, routers)
+        return expansions
+
+    def replace_layers(self) -> None:
+        """Replaces linear layers, gated networks, norms and activations, and neither experts nor embedding and head."""
+        self._replace_layers({module: name for name, module in self.model.named_modules()}, ())
+
+    def _replace_layers(self, names: Mapping[nn.Module, str], routers: Collection[nn.Module]) -> None:
         self._replace_gated(names)
         self._replace_fused(names)
         for name, module in list(self.model.named_modules()):
@@ -64,7 +72,6 @@ class LayerReplacement:
                 and (activation := read_activation(module)) is not None
             ):
                 self._put(name, layer_modules.Activation(module, activation))
-        return expansions
 
     def _norm(self, name: str, module: nn.Module, form: NormForm) -> nn.Module:
         shape = tuple(module.get_parameter("weight").shape)
@@ -174,8 +181,13 @@ class LayerReplacement:
             is_whole = weighty == set(layers.values()) <= set(self.splits) and all(map(_is_plain, weighty))
             if is_whole and len(layers) == len(called) in (2, 3):
                 form = read_gated(network, list(layers))
-                if form is not None:
+                if form is not None and self._fits(layers, form):
                     self._put(parent, self._gated(parent, layers, form))
+
+    def _fits(self, layers: Mapping[str, nn.Module], form: GatedForm) -> bool:
+        """Returns True if a network's outputs are as wide as its inputs, and ranks can divide what is between."""
+        size, width = sizes_of(layers[form.down])
+        return sizes_of(layers[form.gate])[0] == width and size % self.context.group.size == 0
 
     def _gated(self, name: str, layers: Mapping[str, nn.Module], form: GatedForm) -> layer_modules.MLP:
         gate, up, down = (layers[each] for each in (form.gate, form.up, form.down))

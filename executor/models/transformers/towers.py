@@ -21,8 +21,11 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import MediaRows, MediaSupport
 from quire.executor.models.transformers.absent_modules import idle_modules
-from quire.executor.models.transformers.probe import Findings, runnable, set_attention
+from quire.executor.models.transformers.divided_items import DividedItems
+from quire.executor.models.transformers.layer_modules import Embedding
+from quire.executor.models.transformers.probe import Findings, runnable
 from quire.executor.models.transformers.skeleton import takes
+from quire.executor.models.transformers.tower_layers import TowerLayers
 
 logger = get_logger(__name__)
 
@@ -49,11 +52,11 @@ class _Reached(Exception):
 
 
 class Towers:
-    """The towers of one class on one rank; each rank has them whole.
+    """The towers of one class on one rank.
 
     Attributes:
         text: the language model that `backbone` calls.
-        modules: all of their modules.
+        modules: all of their modules, an outer one before those inside of it.
         support: what they read.
         sees_prompt: a token of a prompt sees the whole prompt.
     """
@@ -64,14 +67,19 @@ class Towers:
         backbone: nn.Module,
         text: nn.Module,
         context: ModelContext,
-        modules: Collection[nn.Module] = (),
+        modules: Container[nn.Module] = (),
     ) -> None:
         self._device = context.device
         self._dtype = context.dtype
+        self._model = model
         self._backbone = backbone
         self._layer_embeddings = _layer_embeddings(text)
         self.text = text
-        self.modules = modules
+        self.modules = dict.fromkeys(module for module in model.modules() if module in modules)
+        self._layers = TowerLayers(model, backbone, context)
+        self._division: DividedItems | None = None
+        if context.group.size > 1 and not context.divides_towers:
+            self._division = DividedItems(context.group, context.dtype, context.device)
         self._token_ids = _placeholder_ids(model)
         modalities = [each for each in _PIXELS if each in self._token_ids and takes_any(backbone, each)]
         seen, in_windows = _seen(model, backbone, text)
@@ -84,14 +92,46 @@ class Towers:
         self._extra: Mapping[str, Any] = {}
         text.register_forward_pre_hook(self._add_features, with_kwargs=True)
 
-    def settle(self) -> None:
-        """Lets the towers compute attention as the library does; ours has pages for sequences alone."""
-        for module in self.modules:
-            if isinstance(module, PreTrainedModel):
-                set_attention(module, "sdpa" if module._supports_sdpa else "eager")
+    def replace_layers(self, context: ModelContext) -> None:
+        """Puts our layers in place of those of towers that a dry run understands; `context` reads their weights."""
+        code = self._layers.replace(context, self.modules)
+        if code is not None:
+            self.support = self.support._replace(activation_size=code.activation_size, num_deep=code.num_deep)
 
-    def encode(self, item: MediaItem) -> MediaRows:
-        """Runs one item through the class's code."""
+    def settle(self) -> None:
+        """Sets the attention of towers; that of sequences has pages."""
+        self._layers.settle(self.modules)
+
+    def encode(self, items: Sequence[MediaItem]) -> list[MediaRows]:
+        """Runs items through the class's code. Ranks divide the weights, or the items."""
+        if self._division is None:
+            return [self._encode(item) for item in items]
+        embedding, modalities = self._model.get_input_embeddings(), sorted({item.modality for item in items})
+        if not isinstance(embedding, Embedding):  # the decoder has its own
+            return self._division.encode(items, self._encode)
+        tokens = torch.tensor([self._token_ids[each] for each in modalities], device=self._device)
+        rows = dict(zip(modalities, embedding(tokens), strict=True))  # looked up by all ranks together
+
+        def encode(item: MediaItem) -> MediaRows:
+            with embedding.alone(rows[item.modality]):
+                return self._encode(item)
+
+        return self._division.encode(items, encode)
+
+    def _encode(self, item: MediaItem) -> MediaRows:
+        """Makes the rows of one item: NaN, which fails its requests, where the class's code cannot read it."""
+        try:
+            return self._rows(item)
+        except Exception as error:  # the code of a model may raise anything
+            logger.error("%s cannot read an item of %d rows: %s", type(self._model).__name__, item.num_rows, error)
+        finally:
+            self._layers.attention.forget()
+        size = self._model.config.get_text_config().hidden_size
+        rows = torch.full((item.num_rows, size), torch.nan, dtype=self._dtype, device=self._device)
+        deep = rows.expand(self.support.num_deep, -1, -1) if self.support.num_deep else None
+        return MediaRows(rows, deep, 0 if self._layer_embeddings else None)
+
+    def _rows(self, item: MediaItem) -> MediaRows:
         device, number = self._device, item.num_rows
         token_ids = torch.full((1, number), self._token_ids[item.modality], dtype=torch.int64, device=device)
         arguments = {name: _tensor(array, self._dtype, device) for name, array in _arrays([item]).items()}

@@ -75,6 +75,11 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
     return read_format(method, config, getattr(torch, spec.dtype))
 
 
+def of_towers(scheme: LinearScheme) -> LinearScheme:
+    """Returns the scheme of a model's towers: that of the checkpoint. Nothing is quantized at load there."""
+    return Unquantized() if isinstance(scheme, Online | PerLayer) else scheme
+
+
 def is_gguf(spec: ModelSpec) -> bool:
     """Returns True if the tensors are in GGUF files, where llama.cpp's converter splits or transposes some."""
     return own_config(spec)[0] == OF_GGUF

@@ -449,6 +449,7 @@ class Harness:
         lower_tiers: LowerTiers | None = None,
         whole_prompts: bool = False,
         media_spans: bool = False,
+        media_rows: int = 0,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -467,6 +468,7 @@ class Harness:
             lower_tiers=lower_tiers,
             whole_prompts=whole_prompts,
             media_spans=media_spans,
+            media_rows=media_rows,
         )
         self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)
         self.depth = depth

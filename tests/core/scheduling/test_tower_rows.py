@@ -67,6 +67,17 @@ def test_rows_are_forgotten_when_others_need_the_room() -> None:
     assert [digest[:1] for digest in harness.worker.rows] == [b"2", b"3"]
 
 
+def test_workers_keep_more_rows_than_a_step_makes() -> None:
+    harness = Harness(max_num_batched_tokens=16, media_rows=32, enable_prefix_caching=False)
+    for name in ("0", "1", "2", "3", "0", "3"):
+        harness.add(f"r{len(harness.plans)}", 20, media=[image(name, (2, 10))])
+        harness.run()
+    assert harness.worker.num_rows_made == 32
+    harness.add("another", 20, media=[image("4", (2, 10))])
+    harness.run()
+    assert {digest[:1] for digest in harness.worker.rows} == {b"2", b"0", b"3", b"4"}
+
+
 def test_a_reset_of_the_prefix_cache_forgets_rows() -> None:
     """The weights may be others since. Rows that a prompt is in the midst of stay, unless it begins again."""
     harness = Harness(max_num_batched_tokens=16)
