@@ -8,8 +8,10 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.adapters import BaseLayer
 from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantization.online import Online
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, StoredRows
+from quire.ops.quantized import dequantize
 
 
 def base_layers(context: ModelContext, parts: Sequence[LinearPart], in_features: int, *, bias: bool) -> list[BaseLayer]:
@@ -35,7 +37,12 @@ def _locate(context: ModelContext, part: LinearPart) -> StoredRows | None:
 
 
 def _read_weight(context: ModelContext, part: LinearPart, in_features: int) -> Tensor:
-    return context.read_dequantized(part._replace(shard=Shard(0, 0, part.out_features)), in_features)
+    """Reads the numbers that the layer multiplies with, which differ from those of a file that is quantized at load."""
+    whole = part._replace(shard=Shard(0, 0, part.out_features))
+    if isinstance(context.scheme, Online):
+        weight = context.scheme.read_weight(context, whole, in_features)
+        return weight if isinstance(weight, Tensor) else dequantize(weight)
+    return context.read_dequantized(whole, in_features)
 
 
 def _read_bias(context: ModelContext, part: LinearPart, bias: bool) -> Tensor | None:
