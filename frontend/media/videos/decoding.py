@@ -74,7 +74,7 @@ def read_video(data: bytes, sampling: Sampling, max_pixels: int) -> Video:
         raise MediaError("is empty")
     try:
         with _opened(data) as container:
-            index = _index(container, _stream(container))
+            index = _index(data, container, _stream(container))
         with _opened(data) as container:
             return _read(container, _stream(container), index, sampling, max_pixels)
     except av.error.FFmpegError as error:
@@ -107,8 +107,8 @@ class _Index(NamedTuple):
     keys: Sequence[int]
 
 
-def _opened(data: bytes) -> Any:
-    options = {"format_whitelist": FORMATS, "protocol_whitelist": ""}
+def _opened(data: bytes, **more: str) -> Any:
+    options = {"format_whitelist": FORMATS, "protocol_whitelist": "", **more}
     return av.open(io.BytesIO(data), mode="r", metadata_errors="ignore", container_options=options)
 
 
@@ -131,7 +131,7 @@ def _read(container: Any, stream: Any, index: _Index, sampling: Sampling, max_pi
     return Video(np.stack(frames), index.total, fps or None, indices)
 
 
-def _index(container: Any, stream: Any) -> _Index:
+def _index(data: bytes, container: Any, stream: Any) -> _Index:
     """Reads the file through without decoding it. Raises MediaError if it has fewer frames than it says, or none."""
     packets, end = [], 0.0  # of all streams, in seconds
     for packet in container.demux():
@@ -141,8 +141,8 @@ def _index(container: Any, stream: Any) -> _Index:
             packets.append(packet)
     if not packets:
         raise MediaError("is a video without frames")
-    if len(packets) < stream.frames:
-        raise MediaError(f"is cut off: {len(packets)} of its {stream.frames} frames are there")
+    if len(packets) < stream.frames and (there := _count_all(data)) < stream.frames:
+        raise MediaError(f"is cut off: {there} of its {stream.frames} frames are there")
     stated = (container.duration or 0) / av.time_base
     if end < stated - _MOST_SECONDS_MISSING:
         raise MediaError(f"is cut off: {end:.1f} of its {stated:.1f} seconds are there")
@@ -152,6 +152,12 @@ def _index(container: Any, stream: Any) -> _Index:
         return _Index(len(shown), [], [])
     keys = [bisect.bisect_left(times, packet.pts) for packet in shown if packet.is_keyframe]
     return _Index(len(shown), times, sorted(keys))
+
+
+def _count_all(data: bytes) -> int:
+    """The frames of a file, with those that the edit list of an MP4 leaves out, as editors and phones write it."""
+    with _opened(data, ignore_editlist="1") as container:
+        return sum(1 for packet in container.demux(_stream(container)) if packet.size)
 
 
 def _frames(container: Any, stream: Any, index: _Index, indices: Sequence[int]) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import struct
 import tempfile
 from pathlib import Path
 
@@ -56,6 +57,26 @@ def test_the_frames_of_a_file_are_those_that_were_written(form: str, codec: str,
     few = read_video(data, Sampling(num_frames=4), 0)
     assert list(few.indices) == [0, 13, 26, 39]
     np.testing.assert_array_equal(few.frames, whole.frames[few.indices])
+
+
+def edited(data: bytes, start: float, seconds: float) -> bytes:
+    """An MP4 file whose edit list shows only a part of its frames."""
+    scales = [int.from_bytes(data[at : at + 4], "big") for at in (data.index(b"mvhd") + 16, data.index(b"mdhd") + 16)]
+    at = data.index(b"elst") + 12  # of the one entry: its length, in units of the file, and its start, in the track's
+    entry = struct.pack(">Ii", round(seconds * scales[0]), round(start * scales[1]))
+    return data[:at] + entry + data[at + len(entry) :]
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 10), (14, 8), (5, 12), (3, 30)])
+def test_an_edit_list_leaves_frames_out_and_the_file_is_whole(start: int, count: int) -> None:
+    whole = encode_video(FRAMES, rate=8, g="12")
+    shown = read_video(whole, ALL, 0).frames[start : start + count]
+    data = edited(whole, start / 8, count / 8)
+    video = read_video(data, ALL, 0)
+    assert video.total == count
+    np.testing.assert_array_equal(video.frames, shown)
+    few = read_video(data, Sampling(num_frames=4), 0)
+    np.testing.assert_array_equal(few.frames, shown[few.indices])
 
 
 def test_a_video_that_lies_on_its_side_is_turned() -> None:
@@ -121,8 +142,9 @@ def early_index() -> bytes:
         (encode_video(FRAMES)[:2000], "has no video in it"),
         (encode_video(FRAMES, "matroska", "mjpeg")[:-20000], "cut off"),
         (early_index()[:-20000], "cut off"),
+        (edited(early_index(), 0, 4)[:-20000], "cut off"),
     ],
-    ids=["empty", "text", "playlist", "sound", "frameless", "headless", "truncated-mkv", "truncated-mp4"],
+    ids=["empty", "text", "playlist", "sound", "frameless", "headless", "truncated-mkv", "truncated-mp4", "edited-mp4"],
 )
 def test_what_is_no_whole_video_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(MediaError, match=message):
