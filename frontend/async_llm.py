@@ -58,6 +58,7 @@ class AsyncLLM(EngineControl):
         metrics: counts requests; None counts nothing.
         log: logs requests; None logs nothing.
         adapters: finds and loads adapters; None: one that serves none from the start.
+        item_folder: see `RequestIntake`.
 
     Attributes:
         limit: tokens that prompt and output may have together.
@@ -79,10 +80,13 @@ class AsyncLLM(EngineControl):
         metrics: Metrics | None = None,
         log: RequestLog | None = None,
         adapters: Adapters | None = None,
+        item_folder: str = "",
     ) -> None:
         self.adapters = adapters or Adapters(model, client)
         self._intake = RequestIntake(
-            config, model, client, tokenizer, metrics, log, self.adapters, _after_reasoning(model, tokenizer)
+            *(config, model, client, tokenizer, metrics, log, self.adapters),
+            _after_reasoning(model, tokenizer),
+            item_folder,
         )
         self._modules: asyncio.Task[None] | None = None  # the load of those that the options name
         super().__init__(config, client, self._intake.limit, metrics)
@@ -144,6 +148,7 @@ class AsyncLLM(EngineControl):
         borrowed: Sequence[BorrowingLauncher] | None = None,
         known: Sequence[EngineReady] = (),
         on_placed: OnPlaced | None = None,
+        item_folder: str = "",
         max_log_len: int | None = None,
         log_outputs: bool = False,
         log_deltas: bool = False,
@@ -154,6 +159,7 @@ class AsyncLLM(EngineControl):
             borrowed: engines that another process launches, keeps and counts; None for those of `setup`.
             known: what these can do, if they ran before; see `EngineClient`.
             on_placed: tells other processes which prompts go to which engine; see `EngineClient`.
+            item_folder: see `RequestIntake`.
 
         Raises:
             ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
@@ -198,7 +204,7 @@ class AsyncLLM(EngineControl):
             _soft_prompts(args, config),
             _media_adapters(args, config),
         )
-        return cls(config, model, client, tokenizer, metrics, log, adapters)
+        return cls(config, model, client, tokenizer, metrics, log, adapters, item_folder)
 
     # ----------------------------------------------------------------------------------------------------- lifetime
 

@@ -101,7 +101,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "openai pooling cohere tei",
         "http/server": "entry_store keys async_llm http http/connections http/pages http/service http/app",
         "bench": "checkpoint media metrics outputs progress launch text flags async_llm llm http http/server",
-        "servers": "entry_store keys checkpoint metrics launch async_llm http http/connections http/service "
+        "servers": "entry_store keys checkpoint media metrics launch async_llm http http/connections http/service "
         "http/server",
         "labs": "flags bench",
         "cli": "labs launch flags text grammar async_llm http http/connections batch http/server servers",

@@ -50,6 +50,16 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="GiB of processed items that are kept, so that one which comes again is not decoded."),
     ] = 4.0
+    mm_processor_cache_type: Annotated[
+        Literal["lru", "shm"],
+        Meta(
+            description="Where processed items are kept: lru, in each frontend, or shm, in memory that all share "
+            "(/dev/shm), so that one of several API servers finds what another has processed."
+        ),
+    ] = "lru"
+    mm_shm_cache_max_object_size_mb: Annotated[
+        int, Meta(ge=0, description="MiB of the largest processed item that is kept in shared memory.")
+    ] = 128
     enable_mm_embeds: Annotated[
         bool,
         Meta(
@@ -86,7 +96,14 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
             count = limit.get("count", DEFAULT_LIMIT) if isinstance(limit, dict) else limit
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ConfigError(f"limit_mm_per_prompt: {name} must be a whole number from 0, got {limit!r}.")
+        if self.mm_processor_cache_type != "shm" and self.mm_shm_cache_max_object_size_mb != 128:
+            raise ConfigError("mm_shm_cache_max_object_size_mb goes with --mm-processor-cache-type shm.")
         check_io_options(self.media_io_kwargs or {})
+
+    @property
+    def shares_items(self) -> bool:
+        """True if processed items are kept for all frontends together."""
+        return self.mm_processor_cache_type == "shm" and self.mm_processor_cache_gb > 0
 
     def limit_of(self, modality: str) -> int:
         """The most items of a kind in a prompt."""

@@ -9,16 +9,20 @@ from quire.frontend.media.messages import ReadyItem
 class ItemCache(Protocol):
     """Processed items by name."""
 
-    def get(self, name: bytes) -> ReadyItem | None:
+    async def get(self, name: bytes) -> ReadyItem | None:
         """The item of a name, if it is kept."""
         ...
 
-    def put(self, name: bytes, made: ReadyItem) -> None:
+    async def put(self, name: bytes, made: ReadyItem) -> None:
         """Keeps an item."""
         ...
 
     def clear(self) -> None:
         """Forgets all."""
+        ...
+
+    def close(self) -> None:
+        """Forgets all for good."""
         ...
 
 
@@ -34,12 +38,12 @@ class OwnItems:
         self._num_bytes = 0
         self._items: OrderedDict[bytes, ReadyItem] = OrderedDict()
 
-    def get(self, name: bytes) -> ReadyItem | None:
+    async def get(self, name: bytes) -> ReadyItem | None:
         if name in self._items:
             self._items.move_to_end(name)
         return self._items.get(name)
 
-    def put(self, name: bytes, made: ReadyItem) -> None:
+    async def put(self, name: bytes, made: ReadyItem) -> None:
         if name in self._items:
             return
         self._items[name] = made
@@ -51,6 +55,9 @@ class OwnItems:
     def clear(self) -> None:
         self._items.clear()
         self._num_bytes = 0
+
+    def close(self) -> None:
+        self.clear()
 
 
 def size_of(made: ReadyItem) -> int:

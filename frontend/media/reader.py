@@ -16,7 +16,7 @@ from quire.core.wire.media import Array, Modality
 from quire.frontend.keys.caller import current_owner
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.files import Files
-from quire.frontend.media.item_cache import ItemCache, OwnItems
+from quire.frontend.media.item_cache import ItemCache
 from quire.frontend.media.messages import (
     DescribeAudio,
     DescribeImages,
@@ -39,7 +39,6 @@ from quire.frontend.media.sources import Content, MediaPart, Sources
 logger = get_logger(__name__)
 
 _SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
-_GIB = 2**30
 _DESCRIBE: Mapping[Modality, type[DescribeImages | DescribeAudio | DescribeVideo]] = {
     "image": DescribeImages, "audio": DescribeAudio, "video": DescribeVideo
 }  # fmt: skip
@@ -76,6 +75,7 @@ class MediaReader:
         decoder: decodes items, in another process.
         kinds: what the engine's model reads; it is known once the engine has started.
         max_rows: the most tokens of a prompt, once the engine has started.
+        cache: keeps processed items.
         on_item: is told of each item whether it is kept from before.
     """
 
@@ -87,6 +87,7 @@ class MediaReader:
         kinds: Callable[[], Sequence[Modality]],
         *,
         max_rows: Callable[[], int],
+        cache: ItemCache,
         on_item: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._folder = folder
@@ -102,8 +103,8 @@ class MediaReader:
         self._files_digest: bytes | None = None
         self._max_seconds = envs.read_float("MAX_AUDIO_DECODE_DURATION_S")
         self._facts: dict[Modality, ItemFacts] = {}
-        self._cache: ItemCache = OwnItems(int(config.mm_processor_cache_gb * _GIB))
-        self._work = SharedWork(self._cache.put)
+        self._cache = cache
+        self._work = SharedWork()
 
     @property
     def interleaves(self) -> bool:
@@ -220,7 +221,7 @@ class MediaReader:
             name = await asyncio.to_thread(self._name, part, content)
         else:
             name = self._name(part, content)
-        made = self._cache.get(name)
+        made = await self._cache.get(name)
         self._on_item(made is not None)
         if made is None:
             if part.source is None:
@@ -230,13 +231,15 @@ class MediaReader:
 
     async def _process(self, part: MediaPart, content: Content, name: bytes) -> ReadyItem:
         async def ask(first: MediaPart, begin: Callable[[], None]) -> ReadyItem:
-            return await self._decoder.ask(
+            made = await self._decoder.ask(
                 self._question(first, content),
                 ReadyItem,
                 num_bytes=len(content.data) + len(content.grid or b""),
                 param=first.param,
                 on_begin=begin,
             )
+            await self._cache.put(name, made)
+            return made
 
         return await self._work.run(name, part, ask)
 
@@ -275,6 +278,7 @@ class MediaReader:
     def close(self) -> None:
         """Ends the processes that decode."""
         self._decoder.close()
+        self._cache.close()
 
 
 def _files_digest(folder: str) -> bytes:

@@ -12,14 +12,9 @@ Process = Callable[[MediaPart, Callable[[], None]], Awaitable[ReadyItem]]
 
 
 class SharedWork:
-    """Items that are being processed. To be used from one event loop.
+    """Items that are being processed. To be used from one event loop."""
 
-    Args:
-        on_processed: is given each item that was processed, with its name.
-    """
-
-    def __init__(self, on_processed: Callable[[bytes, ReadyItem], None]) -> None:
-        self._on_processed = on_processed
+    def __init__(self) -> None:
         self._running: dict[bytes, _Work] = {}
 
     async def run(self, name: bytes, part: MediaPart, process: Process) -> ReadyItem:
@@ -34,7 +29,7 @@ class SharedWork:
         if work is None:
             work = self._running[name] = _Work(part)
             work.task = asyncio.create_task(_done(process(part, work.begin)))
-            work.task.add_done_callback(lambda _: self._on_done(name, work))
+            work.task.add_done_callback(lambda _: self._forget(name, work))
         work.num_waiting += 1
         try:
             return await asyncio.shield(work.task)  # other requests may wait for the same task
@@ -47,11 +42,6 @@ class SharedWork:
             if not work.num_waiting and not work.has_begun:  # a helper that has begun would end, and load again
                 self._forget(name, work)
                 work.task.cancel()
-
-    def _on_done(self, name: bytes, work: "_Work") -> None:
-        self._forget(name, work)
-        if not work.task.cancelled() and work.task.exception() is None:
-            self._on_processed(name, work.task.result())
 
     def _forget(self, name: bytes, work: "_Work") -> None:
         if self._running.get(name) is work:

@@ -16,6 +16,7 @@ from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.hearing import Hearing
 from quire.frontend.media.reader import MediaReader
+from quire.frontend.media.shared_items import cache_of
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.adapters import Adapters
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
@@ -58,6 +59,7 @@ class RequestIntake:
         log: logs requests; None logs nothing.
         adapters: finds those that requests name.
         after_reasoning: None if constraints hold from the first token.
+        item_folder: another process's `ItemFolder`; empty: there is none.
 
     Attributes:
         limit: tokens that prompt and output may have together.
@@ -80,6 +82,7 @@ class RequestIntake:
         log: RequestLog | None,
         adapters: Adapters,
         after_reasoning: AfterReasoning | None,
+        item_folder: str = "",
     ) -> None:
         self._spec = config.spec
         self._pooling_spec = config.pooling
@@ -98,7 +101,7 @@ class RequestIntake:
         self.hearing: Hearing | None = None
         if config.spec.encoder is not None and config.spec.encoder.reads_features:
             self.hearing = Hearing(MediaDecoder(config.spec.path), config.spec.encoder)
-        self.media = self._media_prompts(config, model, metrics)
+        self.media = self._media_prompts(config, model, metrics, item_folder)
         self.prompts = self._prompt_reader(config.spec, model)
         self.running = RunningRequests(
             client,
@@ -115,7 +118,9 @@ class RequestIntake:
             metrics=metrics,
         )
 
-    def _media_prompts(self, config: EngineConfig, model: ServedModel, metrics: Metrics | None) -> MediaPrompts | None:
+    def _media_prompts(
+        self, config: EngineConfig, model: ServedModel, metrics: Metrics | None, item_folder: str
+    ) -> MediaPrompts | None:
         if not config.reads_media or self._tokenizer is None:
             return None
         decoder = MediaDecoder(config.spec.path)
@@ -125,6 +130,7 @@ class RequestIntake:
             decoder,
             lambda: self._client.ready[0].reads,
             max_rows=lambda: self.limit.longest_prompt,
+            cache=cache_of(model.multimodal, item_folder),
             on_item=(lambda _: None) if metrics is None else metrics.requests[0].on_item,
         )
         return MediaPrompts(reader, self.async_tokenizer)

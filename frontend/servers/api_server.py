@@ -95,6 +95,7 @@ class ApiServer:
             borrowed=self._borrowed,
             known=start.known,
             on_placed=PlacedPrompts(link.send).add,
+            item_folder=start.item_folder,
             max_log_len=server.max_log_len,
             log_outputs=server.enable_log_outputs,
             log_deltas=server.enable_log_deltas,

@@ -32,6 +32,7 @@ class ServerStart(Struct, array_like=True, tag="start"):
     import_path: list[str]  # the parent's, for the user's own modules
     known: list[EngineReady]  # what each engine can do, once all have started
     num_servers: int = 1
+    item_folder: str = ""  # of processed images, videos and sounds that all servers share; empty: each has its own
 
 
 class TakeSnapshot(Struct, array_like=True, tag="take_snapshot"):

@@ -34,6 +34,7 @@ from quire.frontend.http.service.metrics_page import cache_facts
 from quire.frontend.http.tally import Holdings, memory_of_holdings
 from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.launch.setup import EngineSetup
+from quire.frontend.media.shared_items import ItemFolder
 from quire.frontend.metrics.engine_statistics import EngineStatistics
 from quire.frontend.metrics.families import Labelled
 from quire.frontend.metrics.stats_log import StatsLog
@@ -102,6 +103,7 @@ class ServerGroup:
         self._limits = RateLimits()
         self._answers = ParentAnswers(self._shared, self._metrics, self._limits)
         self._memory = memory_of_holdings(num_servers)
+        self._items = ItemFolder() if setup.args.multimodal.shares_items else None
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines. Servers get SIGHUP, too.
@@ -220,6 +222,7 @@ class ServerGroup:
             import_path=sys.path,
             known=self._known,
             num_servers=self._num_servers,
+            item_folder="" if self._items is None else str(self._items.path),
         )
         server = await ServerProcess.launch(start, self._listener, self._memory, self._hash_seed)
         self._announced = self._announced or announces
@@ -290,3 +293,5 @@ class ServerGroup:
         await asyncio.gather(*tasks, *running, return_exceptions=True)
         await self._fleet.close()
         os.close(self._memory)
+        if self._items is not None:
+            self._items.close()

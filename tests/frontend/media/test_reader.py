@@ -14,6 +14,7 @@ from quire.frontend.keys.caller import Caller, set_caller
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.messages import DescribeImages, ItemFacts, ReadImage, ReadyItem
 from quire.frontend.media.reader import MediaReader
+from quire.frontend.media.shared_items import cache_of
 from quire.frontend.media.sources import Content, MediaPart
 
 
@@ -54,7 +55,7 @@ class Decoder(MediaDecoder):
 
 def reader_of(folder: Path, decoder: Decoder, *, cache_gb: float = 1.0) -> MediaReader:
     config = MultimodalConfig(mm_processor_cache_gb=cache_gb)
-    return MediaReader(str(folder), config, decoder, lambda: ["image"], max_rows=lambda: 100)
+    return MediaReader(str(folder), config, decoder, lambda: ["image"], max_rows=lambda: 100, cache=cache_of(config))
 
 
 def image(data: bytes | None, param: str = "image", uuid: str | None = None) -> MediaPart:
