@@ -1,7 +1,8 @@
-"""What drafts bring: tokens a second with and without them, in turns.
+r"""What drafts bring: tokens a second with and without them, in turns.
 
     python scripts/peers/drafts.py [--engines off oracle liar] [--rounds 3]
-    python scripts/peers/drafts.py --engines copy:off copy:ngram copy:suffix
+    python scripts/peers/drafts.py --engines copy:off copy:ngram copy:suffix \
+        --peers llama:off llama:ngram_simple llama:ngram_mod --peer-python LLAMA/bin/python
     python scripts/peers/drafts.py --engines schema:off schema:forced
     python scripts/peers/drafts.py --engines int4:off int4:oracle
 
@@ -12,6 +13,10 @@ Each engine runs in a process of its own, and is compared with the first of the 
   four wrong ones.
 - `copy:...` serve the same shape with weights that are made to copy: layers add nothing, and each token's successor is
   a permutation of the vocabulary. The prompt is 256 tokens of one of its cycles, and the answer goes on with it.
+- `llama:...` serve the weights of `copy:...` with llama.cpp's own server and one of its look-ups (`ngram_simple`,
+  `ngram_map_k`, `ngram_map_k4v`, `ngram_mod`, `ngram_cache`; `off`). It begins with 12 equal tokens (`ngram_mod`: 24),
+  unless the name ends in another number: `llama:ngram_simple-5`. They need an environment with xllamacpp, gguf, torch
+  and safetensors, and are left out without one.
 - `schema:...` serve the demo model with a schema of 40 keys, without white space of the model's choice: one stream
   and 8.
 
@@ -21,6 +26,8 @@ Predictions, for a CPU on which weights bound a decode:
 - oracle, 32 streams: rows share the weights already, so a draft costs nearly a row: 1.0 to 1.2 x.
 - liar: 0.99 x for one stream (a few wrong drafts at the beginning), 0.985 x or more for 32.
 - copy, one stream: 9 tokens a step (ngram) or 16 (suffix) in 1.3 and 1.5 times its time: 5 x or more.
+- copy, llama.cpp: 12 tokens stand twice after 7 of the answer. Then each step checks 48 drafts, in 3 to 4 times its
+  time: 4 x at most, so `copy:ngram` is ahead by the length of that beginning.
 - schema: keys and quotes are two thirds of the tokens, and come six a step: 2 x or more.
 """
 
@@ -29,17 +36,19 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import turns  # beside this file
+import llama_drafts  # beside this file
+import turns
 from adapters import SHAPE
+from copying import copying_prompts, copying_weights
 
 ONE, MANY = "one stream, tokens/s", "many streams, tokens/s"
 OUTPUTS = "DRAFTS_OUTPUTS"
-CYCLE = 251
 SCHEMA = {
     "type": "object",
     "properties": {f"measured_value_{number}": {"type": "boolean"} for number in range(40)},
@@ -83,6 +92,11 @@ def main() -> None:
     if args.measure:
         print(json.dumps(_measure(args.measure)))
         return
+    if not args.peers:
+        print("llama.cpp is not measured: name its engines by --peers, and a Python with xllamacpp by --peer-python.")
+    elif subprocess.run([args.peer_python, "-c", "import gguf, torch, xllamacpp"], capture_output=True).returncode:
+        print(f"llama.cpp is not measured: {args.peer_python} has no xllamacpp, gguf and torch; install them there.")
+        args.peers = []
     found = turns.run(args, [__file__])
     base = next(iter(found.values()))
     print(f"| | {ONE} | x | {MANY} | x |\n|---|---|---|---|---|")
@@ -99,6 +113,10 @@ def _measure(name: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         if work == "schema":
             return _run_schema(how)
+        if work == "llama":
+            shape = SHAPE | {"tie_word_embeddings": False}
+            rates = llama_drafts.measure(Path(folder) / "model.gguf", shape, how, [(1, 96), (32, 64)])
+            return dict(zip((ONE, MANY), rates, strict=True))
         options = _model(Path(folder), work)
         works = {ONE: (_prompts(1, work), 96), MANY: (_prompts(32, work), 64)}
         if how in ("oracle", "liar"):
@@ -116,49 +134,16 @@ def _model(folder: Path, work: str) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(shape))
     options = {"model": str(folder), "skip_tokenizer_init": True, "max_model_len": 1024, "max_num_seqs": 32}
     if work == "copy":
-        _write_copying_weights(folder, shape)
+        from safetensors.torch import save_file
+
+        save_file(copying_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
         return options
     return options | {"load_format": "dummy"} | ({"quantization": "int4"} if work == "int4" else {})
 
 
-def _write_copying_weights(folder: Path, shape: dict[str, Any]) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    torch.manual_seed(0)
-    hidden, inner, size = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
-    heads, groups, dim = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
-    embedding = torch.randn(size, hidden, dtype=torch.bfloat16)
-    before = torch.arange(size)
-    before[:CYCLE] = torch.arange(CYCLE).roll(1)  # whose successor a token is
-    tensors = {
-        "model.embed_tokens.weight": embedding,
-        "lm_head.weight": embedding[before].contiguous(),
-        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
-    }
-    sizes = {
-        "self_attn.q_proj": (heads * dim, hidden),
-        "self_attn.k_proj": (groups * dim, hidden),
-        "self_attn.v_proj": (groups * dim, hidden),
-        "self_attn.o_proj": (hidden, heads * dim),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden, "self_attn.q_norm": dim}
-    for layer in range(shape["num_hidden_layers"]):
-        for name, rows in sizes.items():
-            adds = name.endswith(("o_proj", "down_proj"))
-            weight = torch.zeros(rows) if adds else torch.randn(rows) / hidden**0.5
-            tensors[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16()
-        for name, length in (norms | {"self_attn.k_norm": dim}).items():
-            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(length, dtype=torch.bfloat16)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def _prompts(number: int, work: str) -> list[Any]:
     if work == "copy":
-        return [{"prompt_token_ids": [(index + 7 * row) % CYCLE for index in range(256)]} for row in range(number)]
+        return [{"prompt_token_ids": each} for each in copying_prompts(number)]
     return [
         {"prompt_token_ids": [(97 * row + 31 * i) % 1000 + 10 for i in range(64)]} for row in range(number, 2 * number)
     ]
