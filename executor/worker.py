@@ -55,7 +55,7 @@ from quire.executor.step.page_tiers import lower_tiers
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.runner_builder import RequestMemory, build_runner
-from quire.executor.step.speculation_checks import check_layout, check_target
+from quire.executor.step.speculation_checks import check_layout, check_states, check_target, takes_drafts_back
 from quire.executor.step.speculator import Speculator
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
@@ -197,6 +197,8 @@ class Worker:
             self._device,
             None if draft is None else (draft.config, draft.model),
         )
+        if self._speculator is not None or self._method is not None:
+            check_states(config, held.groups)
         if self._rank.is_first:
             logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
         plan = held.plan(config, memory.still_free(free, held.needs.weights_bytes, self._device))
@@ -334,6 +336,9 @@ class Worker:
                 max_model_len,
             )
             method = self._method.build(parts)
+        assert self._memory is not None
+        if not takes_drafts_back(self._config, self._memory.groups):
+            return None
         if speculation is None:
             return None if method is None else Drafter(method, [], 0)
         return Drafter(method, [ForcedPieces(sampler), Predictions(table)], speculation.most_drafts)

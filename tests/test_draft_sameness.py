@@ -52,6 +52,9 @@ def count(llm: LLM, name: str) -> Any:
         pytest.param(
             ORACLE | ALWAYS, {"tensor_parallel_size": 2, "max_num_batched_tokens": 16}, id="tensor-parallel-2-in-chunks"
         ),
+        pytest.param(
+            ORACLE | ALWAYS, {"pipeline_parallel_size": 2, "num_gpu_blocks_override": 40}, id="two-stages-preempted"
+        ),
     ],
 )
 def test_same_tokens_with_an_oracle(

@@ -42,10 +42,12 @@ class Drafting:
 
     Args:
         speculation: the options.
+        num_stages: pipeline stages, over whose steps the running requests are divided.
     """
 
-    def __init__(self, speculation: Speculation) -> None:
+    def __init__(self, speculation: Speculation, num_stages: int = 1) -> None:
         self._options = speculation
+        self._num_stages = num_stages
         self._costs = DraftCosts()
         self._by_kind: dict[str, Acceptance] = {}  # what is known of all requests with such drafts
         self._last_result_at = 0.0
@@ -94,7 +96,9 @@ class Drafting:
 
     def waits(self, running: Sequence[Request]) -> bool:
         """Returns True if a plan made now would lack requests whose drafts, or whose tokens before them, are on their
-        way: the step with all of them is worth the wait."""
+        way: the step with all of them is worth the wait. With several stages, plans are of different requests."""
+        if self._num_stages > 1:
+            return False
         return self.is_active and any(
             request.num_drafts and request.num_planned_tokens >= request.num_known_tokens for request in running
         )
@@ -118,7 +122,7 @@ class Drafting:
         if not drafting:
             self._stop(running)
             return
-        if not self._costs.is_known(len(running)):
+        if not self._costs.is_known(self._rows_of_step(len(running))):
             self._stop(running)
             self._next_decision = self._num_plans + 1
             return
@@ -139,6 +143,9 @@ class Drafting:
         else:
             self._stop(running)
 
+    def _rows_of_step(self, num_running: int) -> int:
+        return -(-num_running // self._num_stages)
+
     def _is_known(self, request: Request) -> bool:
         kind = self._kind_of(request)
         known = None if kind is None else self._by_kind[kind]
@@ -146,7 +153,7 @@ class Drafting:
 
     def _pays(self, drafting: Sequence[Request], num_rows: int) -> bool:
         """Sets each request's limit, and returns True if all together pay."""
-        cost = self._costs.of(num_rows)
+        cost = self._costs.of(self._rows_of_step(num_rows))
         worth = 1.0  # tokens of a row, in the time of a step without drafts
         for _ in range(2):
             num_tokens, num_drafts, checks, num_asked = float(num_rows), 0.0, 0.0, 0

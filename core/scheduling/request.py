@@ -87,6 +87,7 @@ class Request:
         "adapter_slot",
         "block_hashes",
         "block_tables",
+        "draft_ids",
         "draft_limit",
         "draft_rest",
         "drafts",
@@ -166,6 +167,7 @@ class Request:
         self.num_tokens = self.num_known_tokens
         self.num_planned_tokens = 0
         self.num_drafts = 0  # of `num_tokens`
+        self.draft_ids: list[int] = []  # their values, and perhaps further ones, where plans contain them
         self.draft_limit = 0  # most drafts that the workers may propose after its next token
         self.drafts: Acceptance | None = None  # how often they were right; None: it gets none
         self.draft_rest = 0  # decodes to go without drafts

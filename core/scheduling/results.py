@@ -136,13 +136,15 @@ class Results:
         """Takes back what was planned for rejected drafts, and notes the drafts that the workers have now."""
         num_wanted = filter(None, step.plan.num_wanted)
         now_held = result.num_drafts or [0] * len(step.requests)
-        rows = zip(step.requests, num_wanted, result.token_ids, now_held, strict=True)
-        for request, wanted, tokens, held in rows:
+        drafts = result.drafts or [[]] * len(step.requests)
+        rows = zip(step.requests, num_wanted, result.token_ids, now_held, drafts, strict=True)
+        for request, wanted, tokens, held, draft_ids in rows:
             if wanted > 1:
                 request.settle_drafts()
                 self._totals.add_drafts(wanted - 1, len(tokens) - 1)
             if request.status is RequestStatus.RUNNING:
                 request.expect_drafts(min(held, self._max_num_drafts))
+                request.draft_ids = draft_ids
 
     def fail(self, request: Request, failure: RequestFailure) -> RequestDelta:
         """Ends a request that failed, or whose grammar does not let it go on; without any output, that is a refusal."""

@@ -24,8 +24,9 @@ If lower tiers of memory have pages that a waiting request can continue from, th
 request waits until a result reports these. Others may overtake it meanwhile.
 
 With several pipeline stages, the last one samples, and the first needs the tokens. So a request is not planned while
-one of its tokens is being sampled, because the plan for a token contains its value. The running requests are divided
-over one plan per stage, so that every stage has work. Chunks of prompts are planned ahead as always.
+one of its tokens is being sampled, because the plan for a token contains its value, and those of the drafts after it.
+The running requests are divided over one plan per stage, so that every stage has work. Chunks of prompts are planned
+ahead as always.
 """
 
 import time
@@ -141,7 +142,7 @@ class Scheduler:
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
         self._others: dict[int, Request] = {}  # by row of the plan, that want no token, or another output besides
         self._in_flight = StepsInFlight(clock)
-        self._drafting = None if speculation is None else Drafting(speculation)
+        self._drafting = None if speculation is None else Drafting(speculation, num_stages)
         self._draft_rows = DraftRows(limits, self._kv)
         self._usable = UsableValues(eos_token_ids)
         self._num_arrivals = 0
@@ -372,7 +373,8 @@ class Scheduler:
             if end > request.pages_settled_until and not self._grow(request, end, plan):
                 break
             if staged and start >= request.num_prompt_tokens:
-                plan.sampled.append((len(plan.slots), request.known_tokens(start, start + 1)[0]))
+                drafts = request.draft_ids[: request.num_drafts]
+                plan.sampled.append((len(plan.slots), request.known_tokens(start, start + 1) + drafts))
             samples = end == request.num_tokens
             slots(request.slot)
             num_computed(start)

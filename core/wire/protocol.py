@@ -369,8 +369,8 @@ class StepPlan(Struct, array_like=True, tag="step"):
     `outputs` names what rows want besides tokens. A row that samples may be among them.
 
     The worker also writes sampled tokens into its own table, because a later plan may refer to them before their values
-    have come back. With several pipeline stages, the last one samples. So a plan for a sampled token contains its value
-    in `sampled`, and is made when the value is known.
+    have come back. With several pipeline stages, the last one samples and proposes drafts. So a plan for a sampled
+    token contains its value and those of the drafts after it in `sampled`, and is made when these are known.
     """
 
     step_id: int
@@ -383,7 +383,7 @@ class StepPlan(Struct, array_like=True, tag="step"):
     appended_pages: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
     moves_before: list[PageMove] = []
     moves_after: list[PageMove] = []
-    sampled: list[tuple[int, int]] = []  # (row, the token at its first position), which another stage has sampled
+    sampled: list[tuple[int, list[int]]] = []  # (row, its tokens), which another stage has sampled, or proposed
     outputs: list[tuple[int, OutputKind]] = []  # (row, kind)
     to_encode: list[MediaItem] = []  # whose rows the towers make, for this plan and later ones
     forgotten: list[bytes] = []  # digests of items whose rows no plan needs before they are made again
@@ -397,7 +397,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     an entry (index into token_ids, values of each of the row's tokens) for each such row whose request asked.
 
     `num_drafts` has, for each entry of `token_ids`, the number of drafts that the worker now has for the tokens after
-    these; it is empty when no row has drafts.
+    these; it is empty when no row has drafts. `drafts` has these drafts with several pipeline stages, and else nothing.
 
     `outputs` has (row, value) for what rows of the plan computed besides tokens, and for what went wrong with them. A
     `RequestFailure` is "internal" if the first logits of a row are unusable (NaN), and "invalid" if the request itself
@@ -419,6 +419,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     spans: list[tuple[str, float, float]] = []
     expert_balancedness: float | None = None
     moved: list[int] = []
+    drafts: list[list[int]] = []
 
 
 class LoadModel(Struct, array_like=True, tag="load", frozen=True):

@@ -32,7 +32,8 @@ class SampledRows:
         of_plan: [rows of the plan] int64, on the host; the same, and 0 for rows that want none.
         sampled: the tokens at these positions, row after row.
         counts: a transfer of two tensors like `num_wanted`: the new tokens of each row, and its current drafts. None if
-            all rows have one new token and none has drafts.
+            all rows have one new token and none has drafts. A third one, if the result tells the drafts themselves: [
+            num_rows, most drafts] int64.
     """
 
     num_wanted: np.ndarray
@@ -62,6 +63,7 @@ class RowSampler:
     Args:
         drafter: proposes drafts; None: no drafts.
         release: returns to the device the memory that nothing uses; None: a step without enough memory ends the engine.
+        tells_drafts: results have the drafts themselves, for other stages.
     """
 
     def __init__(
@@ -71,12 +73,15 @@ class RowSampler:
         transfers: Transfers,
         drafter: Drafter | None,
         release: Callable[[], None] | None = None,
+        *,
+        tells_drafts: bool = False,
     ) -> None:
         self._sampler = sampler
         self._table = table
         self._transfers = transfers
         self._drafter = drafter
         self._release = release
+        self._tells_drafts = tells_drafts
 
     def launch(self, forward: ForwardPass, compute_again: Callable[[], Tensor]) -> SampledRows | None:
         """Samples from the step's logits, and writes tokens and drafts into the table; None if no row wants a token.
@@ -99,9 +104,8 @@ class RowSampler:
             return SampledRows(num_wanted, batch.num_wanted, sampled, None)
         num_tokens = num_accepted(sampled, batch, on_host=self._transfers.are_free)
         num_drafts = torch.zeros_like(num_tokens)
-        if drafter is not None:
-            self._propose(drafter, forward, num_tokens, num_drafts)
-        counts = self._transfers.to_host([num_tokens, num_drafts])
+        drafts = None if drafter is None else self._propose(drafter, forward, num_tokens, num_drafts)
+        counts = self._transfers.to_host([num_tokens, num_drafts, *([] if drafts is None else [drafts])])
         return SampledRows(num_wanted, batch.num_wanted.copy(), sampled, counts)  # the next step may overwrite it
 
     def _sample(self, forward: ForwardPass, compute_again: Callable[[], Tensor]) -> Sampled:
@@ -151,8 +155,11 @@ class RowSampler:
         logger.warning("a step has no drafts, because the device has little memory left")
         return None
 
-    def _propose(self, drafter: Drafter, forward: ForwardPass, num_tokens: Tensor, num_drafts: Tensor) -> None:
-        """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them."""
+    def _propose(self, drafter: Drafter, forward: ForwardPass, num_tokens: Tensor, num_drafts: Tensor) -> Tensor | None:
+        """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them.
+
+        Returns them, [num_rows, most drafts] int64, for a result that tells them; else None.
+        """
         batch = forward.batch
         rows = np.flatnonzero(batch.num_wanted)
         firsts = np.cumsum(batch.num_wanted[rows]) - batch.num_wanted[rows]
@@ -167,13 +174,18 @@ class RowSampler:
         proposal = self._proposal(drafter, forward, sampled)
         asked = np.flatnonzero(wants_drafts)
         if proposal is None or not len(asked):
-            return
+            return None
         num_columns = int(batch.wanted_positions.max()) + 1 + proposal.token_ids.shape[1]
         starts, counts = _taken(num_known, asked), proposal.num_drafts
         self._table.write_drafts(slots[asked], starts, proposal.token_ids, num_columns)
         if limits is not None:
             counts = _at_most(counts, limits[asked])
         _put(num_drafts, asked, counts)
+        if not self._tells_drafts:
+            return None
+        drafts = proposal.token_ids.new_zeros(len(rows), proposal.token_ids.shape[1])
+        _put(drafts, asked, proposal.token_ids)
+        return drafts
 
     def collect(self, rows: SampledRows, result: StepResult) -> None:
         """Reads the rows' tokens into `result`, waiting for the step if necessary."""
@@ -183,11 +195,13 @@ class RowSampler:
         if rows.counts is None:
             result.token_ids = [[token_id] for token_id in token_ids]
         else:
-            num_tokens, num_drafts = (counts.tolist() for counts in rows.counts.values())
+            num_tokens, num_drafts, *told = (counts.tolist() for counts in rows.counts.values())
             result.token_ids = [
                 token_ids[first : first + count] for first, count in zip(firsts, num_tokens, strict=True)
             ]
-            result.num_drafts = num_drafts if any(num_drafts) else []
+            if any(num_drafts):
+                result.num_drafts = num_drafts
+                result.drafts = [ids[:count] for each in told for ids, count in zip(each, num_drafts, strict=True)]
         if sampled.logprobs is not None:
             result.logprobs = self._logprobs(rows, result.token_ids)
         if not all(usable):

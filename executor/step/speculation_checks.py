@@ -1,7 +1,10 @@
 """Refuses models and layouts that speculation cannot serve."""
 
+from collections.abc import Sequence
+
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.models.base import Model
 from quire.executor.step.speculator import ForwardReads
 
@@ -10,23 +13,42 @@ def check_layout(config: EngineConfig) -> None:
     """Refuses layouts of ranks.
 
     Raises:
-        ModelLoadError: drafts do not reach all ranks, or a draft model's tokens would have to be divided.
+        ModelLoadError: a draft model's layers or tokens would have to be divided.
     """
     layout = config.layout
-    if layout.pipeline > 1:
-        raise ModelLoadError(
-            "Drafts lie on the pipeline stage that samples, where the first stage does not find them: serve "
-            "without drafts, or without --pipeline-parallel-size."
-        )
     if config.draft_model is not None and config.limits.num_lookahead_tokens < config.draft_model.num_tokens:
         raise ModelLoadError(
             f"A draft model that proposes {config.draft_model.num_tokens} tokens needs room for as many in each "
             f"request's pages, got num_lookahead_tokens {config.limits.num_lookahead_tokens}."
         )
-    if config.draft_model is not None and (layout.sequence > 1 or layout.shares_experts):
+    if config.draft_model is not None and (layout.sequence > 1 or layout.shares_experts or layout.pipeline > 1):
         raise ModelLoadError(
-            "A draft model runs where each rank has all tokens of its engine: serve without one, or without "
-            "--decode-context-parallel-size, --prefill-context-parallel-size, and experts that engines share."
+            "A draft model runs where each rank has all layers and all tokens of its engine: serve without one, or "
+            "without --pipeline-parallel-size, --decode-context-parallel-size, --prefill-context-parallel-size, and "
+            "experts that engines share."
+        )
+
+
+def takes_drafts_back(config: EngineConfig, groups: Sequence[KVGroupSpec]) -> bool:
+    """Returns False if ranks would keep the states of rejected drafts: only the last pipeline stage knows which those
+    are.
+
+    Args:
+        groups: of the whole model.
+    """
+    return config.layout.pipeline == 1 or not any(group.is_recurrent for group in groups)
+
+
+def check_states(config: EngineConfig, groups: Sequence[KVGroupSpec]) -> None:
+    """Refuses a method for models where `takes_drafts_back` is False.
+
+    Raises:
+        ModelLoadError: the model is one of them.
+    """
+    if not takes_drafts_back(config, groups):
+        raise ModelLoadError(
+            f"{config.spec.name} has recurrent layers, and its pipeline stages cannot take back their states after a "
+            "rejected draft: serve it without drafts, or without --pipeline-parallel-size."
         )
 
 

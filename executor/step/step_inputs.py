@@ -115,9 +115,13 @@ class StepInputs:
         for slot, page_ids in plan.appended_pages:
             self.table.append_pages(slot, page_ids)
         if plan.sampled:
-            slots = np.array([plan.slots[row] for row, _ in plan.sampled])
-            positions = np.array([plan.num_computed[row] for row, _ in plan.sampled])
-            token_ids = to_device(np.array([token for _, token in plan.sampled]), self.table.device)
+            rows, tokens = zip(*plan.sampled, strict=True)
+            lens = [len(each) for each in tokens]
+            slots = np.repeat([plan.slots[row] for row in rows], lens)
+            positions = np.concatenate(
+                [plan.num_computed[row] + np.arange(n) for row, n in zip(rows, lens, strict=True)]
+            )
+            token_ids = to_device(np.concatenate(tokens), self.table.device)
             self.table.write(slots, positions, token_ids)
 
 

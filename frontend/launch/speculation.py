@@ -163,14 +163,10 @@ def _obstacle(layout: Layout, pooling: PoolingSpec | None, *, reads_checkpoint: 
     """The reason why this engine can make no drafts; None if it can."""
     if pooling is not None:
         return "a model that makes vectors samples no tokens; leave it out."
-    if layout.pipeline > 1:
+    if reads_checkpoint and (layout.sequence > 1 or layout.shares_experts or layout.pipeline > 1):
         return (
-            "drafts lie on the pipeline stage that samples, where the first stage does not find them; leave it out, or "
-            "--pipeline-parallel-size."
-        )
-    if reads_checkpoint and (layout.sequence > 1 or layout.shares_experts):
-        return (
-            "a draft model runs where each rank has all tokens of its engine; take ngram or suffix, or leave out "
-            "--decode-context-parallel-size, --prefill-context-parallel-size and --enable-expert-parallel."
+            "a draft model runs where each rank has all layers and all tokens of its engine; take ngram or suffix, or "
+            "leave out --pipeline-parallel-size, --decode-context-parallel-size, --prefill-context-parallel-size and "
+            "--enable-expert-parallel."
         )
     return None

@@ -56,12 +56,12 @@ def measure(path: Path, shape: dict[str, Any], how: str, works: Sequence[tuple[i
         how: the look-up, perhaps with a number of equal tokens.
     """
     _write_gguf(path, shape)
-    url = _serve(path, how)
+    server = _serve(path, how)  # it ends with the object
 
     def ask(prompt: list[int], num_tokens: int) -> None:
         body = {"prompt": prompt, "n_predict": num_tokens, "ignore_eos": True, "temperature": 0, "return_tokens": True}
         request = urllib.request.Request(
-            f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{server.listening_address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request) as answer:
             tokens = json.load(answer)["tokens"]
@@ -78,8 +78,8 @@ def measure(path: Path, shape: dict[str, Any], how: str, works: Sequence[tuple[i
     return rates
 
 
-def _serve(path: Path, how: str) -> str:
-    """Returns the address of a server that runs as long as this process."""
+def _serve(path: Path, how: str) -> Any:
+    """Returns a server."""
     import xllamacpp
 
     params, (look_up, _, length) = xllamacpp.CommonParams(), how.partition("-")
@@ -92,4 +92,4 @@ def _serve(path: Path, how: str) -> str:
     if length:
         options = getattr(params.speculative, look_up)
         setattr(options, "n_match" if look_up == "ngram_mod" else "size_n", int(length))
-    return str(xllamacpp.Server(params).listening_address)
+    return xllamacpp.Server(params)

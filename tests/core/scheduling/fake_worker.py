@@ -17,6 +17,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from quire.core.config.resolved import SchedulerLimits
+from quire.core.config.speculative import Speculation
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
@@ -180,6 +181,7 @@ class FakeWorker:
         assert plan.step_id == self.num_steps, "plans must come in order"
         self.num_steps += 1
         self.apply(plan)
+        self.compare_sampled(plan)
         if plan.slots:
             self.write(plan)
             self.read(plan)
@@ -231,6 +233,13 @@ class FakeWorker:
         for slot, groups in plan.appended_pages:
             for table, pages in zip(self.table[slot].page_ids, groups, strict=True):
                 table.extend(pages)
+
+    def compare_sampled(self, plan: StepPlan) -> None:
+        """Checks the tokens that a plan tells to other stages."""
+        for row, tokens in plan.sampled:
+            known, start = self.table[plan.slots[row]], plan.num_computed[row]
+            assert tokens == (known.token_ids + known.drafts)[start : start + len(tokens)], "other tokens are told"
+            assert len(tokens) == max(1, plan.num_wanted[row]), "a draft is not told, or one that is not checked"
 
     def encode(self, tables: list[list[int]], content: EncoderInput) -> None:
         """Writes an encoder input into its pages."""
@@ -351,7 +360,7 @@ class FakeWorker:
     def sample(self, plan: StepPlan) -> StepResult:
         token_ids: list[list[int]] = []
         outputs: list[tuple[int, RowOutput]] = []
-        num_drafts = []
+        drafts: list[list[int]] = []
         columns = zip(plan.slots, plan.num_scheduled, plan.num_wanted, strict=True)
         for index, (slot, num_scheduled, num_wanted) in enumerate(columns):
             row = self.table[slot]
@@ -374,9 +383,10 @@ class FakeWorker:
                 row.drafts = self.drafter.propose(row.seed, row.identities[-1])
                 row.identify()
             token_ids.append(tokens)
-            num_drafts.append(len(row.drafts))
+            drafts.append(list(row.drafts))
         moved, self.moved = self.moved, []
-        return StepResult(plan.step_id, token_ids, [], num_drafts if any(num_drafts) else [], outputs, moved=moved)
+        num_drafts = list(map(len, drafts)) if any(drafts) else []
+        return StepResult(plan.step_id, token_ids, [], num_drafts, outputs, moved=moved, drafts=drafts)
 
 
 def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -450,6 +460,7 @@ class Harness:
         whole_prompts: bool = False,
         media_spans: bool = False,
         media_rows: int = 0,
+        speculation: Speculation | None = None,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -469,6 +480,7 @@ class Harness:
             whole_prompts=whole_prompts,
             media_spans=media_spans,
             media_rows=media_rows,
+            speculation=speculation,
         )
         self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)
         self.depth = depth

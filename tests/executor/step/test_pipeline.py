@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import EngineConfig
+from quire.core.config.speculative import Speculation
 from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import EngineRequest, RequestDelta, StepPlan, StepResult
 from quire.core.wire.rank import Layout, Rank
@@ -20,8 +22,10 @@ from quire.executor.inspection.load_plan import plan_load
 from quire.executor.inspection.pack_writer import pack_model
 from quire.executor.inspection.shard_writer import save_shards
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.step.speculator import Speculator
 from quire.executor.worker import Worker
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
+from tests.executor.step.test_drafts import ToldDrafter
 from tests.executor.step.test_model_runner import LIMITS, engine_config, prompt_of, request, tokens_of
 from tests.executor.step.test_model_runner import generate as generate_with
 from tests.executor.step.test_sameness import BLOCK_SIZE, INTERVAL, STATES, Folder, folder_of  # noqa: F401
@@ -50,10 +54,16 @@ class Mailboxes:
 class Stages:
     """See `Worker`: all stages of a model, one after the other in each step. Only the last one's results count."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, speculator: Speculator | None = None) -> None:
         boxes: list[deque[Tensor]] = [deque() for _ in range(config.layout.pipeline + 1)]
         self.workers = [
-            Worker(config, Rank(pipeline=stage), ParallelGroup(), stages=Mailboxes(*boxes[stage : stage + 2]))
+            Worker(
+                config,
+                Rank(pipeline=stage),
+                ParallelGroup(),
+                speculator=speculator if stage == config.layout.pipeline - 1 else None,
+                stages=Mailboxes(*boxes[stage : stage + 2]),
+            )
             for stage in range(config.layout.pipeline)
         ]
         ready = [worker.load() for worker in self.workers]
@@ -78,7 +88,7 @@ class Stages:
         )  # fmt: skip
 
 
-def start(folder: Path, layers_by_stage: list[int], **changes: Any) -> Stages:
+def start(folder: Path, layers_by_stage: list[int], speculator: Speculator | None = None, **changes: Any) -> Stages:
     """Stages with so many layers; one stage for an empty list."""
     options = {
         "limits": msgspec.structs.replace(LIMITS, block_size=BLOCK_SIZE),
@@ -86,7 +96,7 @@ def start(folder: Path, layers_by_stage: list[int], **changes: Any) -> Stages:
         "layout": Layout(pipeline=len(layers_by_stage) or 1),
         "layers_by_stage": layers_by_stage,
     }
-    return Stages(engine_config(folder, **{**options, **changes}))
+    return Stages(engine_config(folder, **{**options, **changes}), speculator)
 
 
 SNAPSHOTS = CacheConfig(num_gpu_blocks_override=600, mamba_block_size=INTERVAL)
@@ -117,6 +127,10 @@ def requests() -> list[EngineRequest]:
         request("penalty", prompt_of(1, 9), max_tokens=12, presence_penalty=0.6, repetition_penalty=1.3),
         request("scored", prompt_of(2, 21), max_tokens=5, prompt_logprobs=1),
     ]
+
+
+def name_of(wire: EngineRequest) -> str:
+    return wire.sequences[0].request_id
 
 
 def answers_of(deltas: dict[str, list[RequestDelta]]) -> tuple[Any, ...]:
@@ -152,6 +166,30 @@ def test_stages_together_are_the_model(kind: str, folder_of: Folder) -> None:  #
     assert tokens_of(preempted) == tokens_of(whole.generate(growing))
     if pages:  # a model of states alone runs as many requests as there are slots
         assert any(delta.num_preemptions for entries in preempted.values() for delta in entries)
+
+
+@pytest.mark.parametrize("kind", ["windows", "gemma3n", "deepseek_v32"])
+def test_all_stages_compute_the_drafts_of_the_last(kind: str, folder_of: Folder) -> None:  # noqa: F811
+    """Right ones and wrong ones, also in chunks and after a preemption."""
+    folder = folder_of(kind)
+    expected = start(folder, []).generate(requests())
+    drafter = ToldDrafter({tuple(each.prompt_token_ids): tokens_of(expected)[name_of(each)] for each in requests()})
+    staged = start(folder, PARTITIONS[kind], drafter)
+    found = staged.generate(requests())
+    assert answers_of(found) == answers_of(expected)
+    assert any(len(delta.token_ids) > 2 for delta in found["greedy"])
+    assert any(len(delta.token_ids) == 1 for delta in found["greedy"][1:])
+    found = staged.generate(requests(), long_prefill_token_threshold=7, max_num_seqs=1)
+    assert answers_of(found) == answers_of(expected)
+
+
+def test_stages_with_states_take_no_drafts(folder_of: Folder) -> None:  # noqa: F811
+    folder, changes = folder_of("lfm2"), {"cache": SNAPSHOTS}
+    expected = answers_of(start(folder, [], **changes).generate(requests()))
+    with pytest.raises(ModelLoadError, match="recurrent layers, and its pipeline stages cannot take back"):
+        start(folder, [1, 3], speculation=Speculation(method="ngram", num_tokens=4), **changes)
+    told = [replace(each, prediction=expected[0][name_of(each)]) for each in requests()]
+    assert answers_of(start(folder, [1, 3], speculation=Speculation(), **changes).generate(told)) == expected
 
 
 def test_a_part_of_the_cache_may_be_kept_in_fewer_bits(folder_of: Folder) -> None:  # noqa: F811
