@@ -34,6 +34,7 @@ class TowerAttention:
         self._device = device
         self._batches: dict[Any, Any] = {}  # of the item that is being encoded, by what tells the lengths
         self._ends: dict[int, Tensor] = {}  # keeps tensors that are keys by their id
+        self._rotations: dict[tuple[int, int], Any] = {}  # likewise
         self.whole, self.cut = f"quire-tower-{id(self)}", f"quire-tower-flash-{id(self)}"
 
     def register(self, owner: object) -> None:
@@ -48,6 +49,7 @@ class TowerAttention:
         """Forgets the sequences of an item that has been encoded."""
         self._batches.clear()
         self._ends.clear()
+        self._rotations.clear()
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
@@ -63,12 +65,23 @@ class TowerAttention:
         width = max(size, value.shape[3])
         parts = [_as_wide(x.transpose(1, 2).flatten(0, 1), width) for x in (query, key, value)]
         out = self._ops.sequence_attention(
-            torch.cat(parts, dim=1), key.shape[1], self._batch(num_rows, num_tokens, given.get(LENGTHS)),
+            torch.cat(parts, dim=1), key.shape[1], self.batch(num_rows, num_tokens, given.get(LENGTHS)),
             AttentionForm(float(given.get("scaling", size**-0.5))),
         )  # fmt: skip
         return out[..., : value.shape[3]].reshape(num_rows, num_tokens, num_heads, -1), None
 
-    def _batch(self, num_rows: int, num_tokens: int, ends: Tensor | None) -> Any:
+    def rotation(self, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns `Backend.rotary`'s factors of an image's places; `cos` and `sin` are [num_tokens, size]."""
+        found = self._rotations.get((id(cos), id(sin)))
+        if found is None:
+            signs = torch.ones(cos.shape[1], device=cos.device)
+            signs[: cos.shape[1] // 2] = -1
+            factors = tuple(x.to(dtype).unsqueeze(1) for x in (cos, sin * signs))
+            found = self._rotations[id(cos), id(sin)] = (cos, sin), factors
+        return found[1]
+
+    def batch(self, num_rows: int, num_tokens: int, ends: Tensor | None) -> Any:
+        """Prepares the sequences of a call: `num_rows` of `num_tokens`, or those that end where `ends` says."""
         name = (num_rows, num_tokens) if ends is None else id(ends)
         batch = self._batches.get(name)
         if batch is None:

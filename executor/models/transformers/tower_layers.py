@@ -18,6 +18,7 @@ from quire.executor.models.transformers.probe import Findings, runnable, set_att
 from quire.executor.models.transformers.replacement import LayerReplacement
 from quire.executor.models.transformers.splits import choose_splits
 from quire.executor.models.transformers.tower_attention import LENGTHS, TowerAttention
+from quire.executor.models.transformers.tower_blocks import TowerBlock, read_block
 from quire.executor.models.transformers.tower_samples import READER, sample_images
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantization.schemes import of_towers
@@ -105,7 +106,7 @@ class TowerLayers:
         except ModelLoadError as error:
             logger.info("the towers of %s run in the library's layers: %s", type(self._model).__name__, error)
             return None
-        replace_tower_layers(self._model, context, self._code, modules)
+        TowerReplacement(self._model, context, self._code.findings, modules).run(self.attention)
         return self._code
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
@@ -195,32 +196,63 @@ def _is_close(got: Tensor, expected: Tensor) -> bool:
     return difference <= _TOLERANCES.get(got.dtype, _TOLERANCE)
 
 
-def replace_tower_layers(
-    model: PreTrainedModel, context: ModelContext, code: TowerCode, modules: Collection[nn.Module]
-) -> None:
+class TowerReplacement:
     """Replaces the layers among `modules` that a dry run reached; `context` reads their weights.
 
     They are quantized where the checkpoint has them so, and have no adapters.
     """
-    findings = code.findings
-    group = context.group if context.divides_towers else ParallelGroup()
-    own = replace(context, group=group, adapters=None, scheme=of_towers(context.scheme))
-    reached = {module for module in modules if module in findings.called}
-    splits = {
-        module: split
-        for module, split in choose_splits(model, findings, own, with_plan=False).items()
-        if module in reached and type(module) is nn.Linear
-    }
-    kept = {module for module in model.modules() if module not in reached}
-    LayerReplacement(model, own, findings, splits, kept).replace_layers()
-    for name, module in list(model.named_modules()):
-        if module in reached and _cuts_patches(module):
-            parent, _, child = name.rpartition(".")
-            model.get_submodule(parent)._modules[child] = _patches(own, name, module)
-    for module in modules:
-        if isinstance(module, PreTrainedModel) and next(module.parameters(), None) is None:
-            dtype = torch.zeros((), dtype=context.dtype)  # classes ask any parameter for their own dtype
-            module.register_parameter("number", nn.Parameter(dtype, requires_grad=False))
+
+    def __init__(
+        self, model: PreTrainedModel, context: ModelContext, findings: TowerFindings, modules: Collection[nn.Module]
+    ) -> None:
+        group = context.group if context.divides_towers else ParallelGroup()
+        self._model = model
+        self._context = replace(context, group=group, adapters=None, scheme=of_towers(context.scheme))
+        self._findings = findings
+        self._modules = modules
+        self._reached = {module for module in modules if module in findings.called}
+        self._splits = {
+            module: split
+            for module, split in choose_splits(model, findings, self._context, with_plan=False).items()
+            if module in self._reached and type(module) is nn.Linear
+        }
+
+    def run(self, attention: TowerAttention) -> None:
+        """Replaces all layers that have a counterpart; `attention` is that of towers."""
+        findings = self._findings
+        replaced = self._replace_blocks(attention)
+        own = replace(findings, inputs=[each for each in findings.inputs if each[0] not in replaced])
+        splits = {module: split for module, split in self._splits.items() if module not in replaced}
+        kept = {module for module in self._model.modules() if module not in self._reached}
+        LayerReplacement(self._model, self._context, own, splits, kept).replace_layers()
+        for name, module in list(self._model.named_modules()):
+            if module in self._reached and _cuts_patches(module):
+                self._put(name, _patches(self._context, name, module))
+        for module in self._modules:
+            if isinstance(module, PreTrainedModel) and next(module.parameters(), None) is None:
+                number = torch.zeros((), dtype=self._context.dtype)  # classes ask any parameter for their own dtype
+                module.register_parameter("number", nn.Parameter(number, requires_grad=False))
+
+    def _replace_blocks(self, attention: TowerAttention) -> set[nn.Module]:
+        """Replaces whole modules of attention, and returns their linear layers."""
+        names = {module: name for name, module in self._model.named_modules()}
+        called: dict[str, list[str]] = {}
+        for module, _ in self._findings.inputs:
+            parent, _, child = names[module].rpartition(".")
+            called.setdefault(parent, []).append(child)
+        replaced: set[nn.Module] = set()
+        for parent, order in called.items():
+            block = self._model.get_submodule(parent)
+            layers = {module for module in block.modules() if next(module.parameters(recurse=False), None) is not None}
+            form = read_block(block, order) if layers <= self._splits.keys() else None
+            if form is not None and form.num_heads % self._context.group.size == 0:
+                self._put(parent, TowerBlock(self._context, attention, parent, block, form))
+                replaced |= layers
+        return replaced
+
+    def _put(self, name: str, part: nn.Module) -> None:
+        parent, _, child = name.rpartition(".")
+        self._model.get_submodule(parent)._modules[child] = part
 
 
 def _cuts_patches(module: nn.Module) -> bool:
