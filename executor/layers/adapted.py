@@ -3,10 +3,11 @@
 import functools
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.adapters import BaseLayer
+from quire.executor.layers.adapters import BaseLayer, LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantization.online import Online
 from quire.executor.weights.quantization.scheme import LinearPart
@@ -27,6 +28,22 @@ def base_layers(context: ModelContext, parts: Sequence[LinearPart], in_features:
         )
         for part in parts
     ]
+
+
+def label_head_adapters(
+    context: ModelContext, name: str, in_features: int, out_features: int, *, bias: bool
+) -> LayerAdapters | None:
+    """Returns the place of adapters for a layer of a head, which every rank has whole; None: it takes none."""
+    if context.adapters is None:
+        return None
+    shape = (out_features, in_features)
+    [base] = base_layers(context, [LinearPart(name, out_features, Shard(0, 0, out_features))], in_features, bias=bias)
+    base = base._replace(
+        read_weight=lambda: context.read(f"{name}.weight", shape, dtype=torch.float32),
+        read_bias=lambda: context.read(f"{name}.bias", (out_features,), dtype=torch.float32) if bias else None,
+        is_label_head=True,
+    )
+    return context.adapters.of_columns([base])
 
 
 def _locate(context: ModelContext, part: LinearPart) -> StoredRows | None:

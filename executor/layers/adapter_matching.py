@@ -53,7 +53,7 @@ def match_layers(checkpoint: PeftCheckpoint, place: Adapters) -> MatchedAdapter:
                 )
             if outputs is None and (new := new_rows(tensors, base)) is not None:
                 taken.update(("weight", "tokens"))
-                weight = with_rows(weight, new, base, place.limits.max_rank)
+                weight = with_rows(weight, new, base, base.most_ranks(place.limits))
                 replaced.add(name)
             if weight is not None:
                 weights[name] = weight

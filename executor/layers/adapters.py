@@ -77,6 +77,7 @@ class BaseLayer(NamedTuple):
         shares: the name of the table whose weight the layer has; None: it has one of its own.
         scale: of a table's outputs.
         meets_past: the weight is multiplied with what earlier tokens have left in the cache, too.
+        is_label_head: the layer computes labels in float32, and an adapter may replace it whole.
     """
 
     part: LinearPart
@@ -89,6 +90,11 @@ class BaseLayer(NamedTuple):
     shares: str | None = None
     scale: float = 1.0
     meets_past: bool = False
+    is_label_head: bool = False
+
+    def most_ranks(self, limits: AdapterLimits) -> int:
+        """Ranks that an adapter may have in this layer."""
+        return max(limits.max_rank, self.part.out_features) if self.is_label_head else limits.max_rank
 
 
 class PreparedWeight(NamedTuple):
@@ -158,12 +164,15 @@ class LayerAdapters:
         self._in_shards = in_shards
         self._has_bias = has_bias
         self._takes_factors = weights is None
+        self._dtype = torch.float32 if bases[0].is_label_head else None
+        self._max_rank = bases[0].most_ranks(place.limits)
         if weights is None:
-            num_adapters, rank = place.limits.num_adapters, place.limits.max_rank
+            num_adapters, rank = place.limits.num_adapters, self._max_rank
             in_features = sum(shard.stop - shard.start for shard in in_shards)
             a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
             ranks = place.zeros(num_adapters, dtype=place.index_dtype)
-            weights = LowRankWeights(place.zeros(*a), place.zeros(*b), tuple(sizes), ranks)
+            both = (place.zeros(*shape, dtype=self._dtype) for shape in (a, b))
+            weights = LowRankWeights(*both, tuple(sizes), ranks)
         self._weights = weights
         self._inputs: LowRankWeights | None = None  # their factors are those of the layer's inputs
         if not place.has_memory and self._takes_factors:
@@ -220,7 +229,7 @@ class LayerAdapters:
         Raises:
             ModelLoadError: it has another shape than the layer, or values that are no numbers.
         """
-        base = self.bases[number]
+        base, dtype = self.bases[number], self._dtype or dtype
         self._check(base, weight)
         part, weight = base.part, _in_float(weight)
         factor, shift = weight.out_factors, None
@@ -254,7 +263,7 @@ class LayerAdapters:
             self._add_factors()
         a, b, sizes, ranks, factors, shifts = self._weights
         rank, start, size = len(weight.a), sum(sizes[: weight.number]), weight.b.shape[1]
-        first = weight.number * self._place.limits.max_rank
+        first = weight.number * self._max_rank
         a[adapter, first : first + rank] = weight.a.to(a.device)
         b[adapter, :rank, start : start + size] = weight.b.to(b.device)
         if ranks is not None:
@@ -309,10 +318,10 @@ class LayerAdapters:
                 f"{needed} inputs{beside}. Factors of inputs are served for layers with inputs of their own."
             )
         fits = len(b) == part.out_features and a.shape[1] == needed and all(len(each) == len(b) for each in vectors)
-        if a.shape[0] != b.shape[1] or not fits or len(a) > self._place.limits.max_rank:
+        if a.shape[0] != b.shape[1] or not fits or len(a) > self._max_rank:
             raise ModelLoadError(
                 f"The adapter's weights for {part.name} are {list(a.shape)} and {list(b.shape)}; the layer maps "
-                f"{needed} inputs to {part.out_features} outputs, and ranks are at most {self._place.limits.max_rank} "
+                f"{needed} inputs to {part.out_features} outputs, and ranks are at most {self._max_rank} "
                 "(--max-lora-rank)."
             )
 
@@ -451,6 +460,11 @@ class Adapters:
         if self._step is not None:
             self._tokens, self._wanted = self._step[first : first + count], None
 
+    def enter_rows(self, adapters: Sequence[int]) -> None:
+        """Notes that the next layers see rows with these adapters, or -1, instead of tokens of the step."""
+        self._tokens = torch.tensor(adapters, dtype=self.index_dtype, device=self._device)
+        self._wanted, self.is_active = None, any(each >= 0 for each in adapters)
+
     def leave_part(self) -> None:
         """Notes that layers see all tokens of the step again, or the wanted ones."""
         self._tokens, self._wanted = self._step, self._wanted_of_step
@@ -482,6 +496,21 @@ class Adapters:
     def _operations(self) -> list[tuple[bool, bool, bool]]:
         """What each layer does in a step with adapters."""
         return [(layer.is_used, layer.has_factors, layer.scales_inputs) for layer in self.layers]
+
+
+@contextlib.contextmanager
+def with_rows_of(place: Adapters | None, adapters: Sequence[int]) -> Iterator[None]:
+    """Lets layers run rows of requests, with an adapter each or -1, instead of tokens, while the context lasts."""
+    if place is None:
+        yield
+        return
+    is_active = place.is_active
+    place.enter_rows(adapters)
+    try:
+        yield
+    finally:
+        place.leave_part()
+        place.is_active = is_active
 
 
 @contextlib.contextmanager

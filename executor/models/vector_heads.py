@@ -15,6 +15,8 @@ from quire.core.config.pooling import DenseLayer, PoolingSpec, SequencePooling, 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling
+from quire.executor.layers.adapted import label_head_adapters
+from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.vocabulary import stored_ends
 from quire.executor.weights.readers import Shard
@@ -93,14 +95,16 @@ class ClassificationHead:
 class Linear:
     """`x @ weight.T + bias` in float32, of one row at a time: a row's sums do not depend on the other rows."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, adapters: LayerAdapters | None = None) -> None:
         self._weight = weight.float()
         self._bias = None if bias is None else bias.float()
+        self._adapters = adapters
 
     def __call__(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, len(self._weight))
-        return torch.stack([F.linear(row, self._weight, self._bias) for row in x])
+        out = torch.stack([F.linear(row, self._weight, self._bias) for row in x])
+        return out if self._adapters is None else self._adapters.add(x, out)
 
 
 def sigmoid_or_softmax(logits: Tensor) -> Tensor:
@@ -162,9 +166,10 @@ def _classifier(spec: ModelSpec, pooling: PoolingSpec, context: ModelContext) ->
     classes, hidden = len(pooling.classes), spec.hidden_size
     for name in ("score", "classifier", "v_head"):
         if _is_stored(context, name):
-            return linear_head(context, name, classes, hidden)
+            return linear_head(context, name, classes, hidden, has_labels=True)
     if _is_stored(context, "score.0") and _is_stored(context, "score.2"):
-        first, last = linear_head(context, "score.0", hidden, hidden), linear_head(context, "score.2", classes, hidden)
+        first = linear_head(context, "score.0", hidden, hidden, has_labels=True)
+        last = linear_head(context, "score.2", classes, hidden, has_labels=True)
         return lambda x: last(torch.relu(first(x)))
     raise ModelLoadError(
         f"{spec.name} has no classifier: neither score, classifier nor v_head is among its weights. Serve it with "
@@ -177,12 +182,15 @@ def _is_stored(context: ModelContext, layer: str) -> bool:
     return context.weights.shapes is None or context.find(f"{layer}.weight") is not None
 
 
-def linear_head(context: ModelContext, name: str, out_features: int, in_features: int) -> Linear:
-    """Reads a linear layer of a head, with its bias if the checkpoint has one."""
+def linear_head(
+    context: ModelContext, name: str, out_features: int, in_features: int, *, has_labels: bool = False
+) -> Linear:
+    """Reads a linear layer of a head, with its bias if the checkpoint has one; one for labels takes adapters."""
     weight = context.read(f"{name}.weight", (out_features, in_features), dtype=torch.float32)
     has_bias = context.find(f"{name}.bias") is not None
     bias = context.read(f"{name}.bias", (out_features,), dtype=torch.float32) if has_bias else None
-    return Linear(weight, bias)
+    adapters = label_head_adapters(context, name, in_features, out_features, bias=has_bias) if has_labels else None
+    return Linear(weight, bias, adapters)
 
 
 def _of_tokens(spec: ModelSpec, scores: TokenScores, context: ModelContext) -> Linear:

@@ -149,8 +149,8 @@ def build_runner(
     mode, drafts = config.logprobs_mode, drafter(sampler)
     heads: dict[OutputKind, Head] = {
         OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
-        OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
-        OutputKind.POOLED: Pooler(vector_heads, transfers, forward.compute_logits, spec.vocab_size),
+        OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers, adapters),
+        OutputKind.POOLED: Pooler(vector_heads, transfers, forward.compute_logits, spec.vocab_size, adapters),
     }
     if isinstance(model, AlignsTokens) and memory.encoded is not None:
         heads[OutputKind.ALIGNMENT] = _aligner(config, model, memory, memory.encoded, transfers)

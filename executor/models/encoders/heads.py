@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.adapted import label_head_adapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.norm import NormStyle
@@ -90,9 +91,11 @@ class _Linear:
                 context.read(f"{name}.bias", (out_features,), dtype=torch.float32) if bias else None,
             )
         )
+        self._adapters = label_head_adapters(context, name, in_features, out_features, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.linear(x, self._packed)
+        out = self._ops.linear(x, self._packed)
+        return out if self._adapters is None else self._adapters.add(x, out)
 
 
 class _Norm:

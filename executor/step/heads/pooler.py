@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.core.wire.pooling import Pooling
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.row_outputs import HiddenStates, PooledVector, RequestFailure, RowOutput
+from quire.executor.layers.adapters import Adapters, with_rows_of
 from quire.executor.models.vector_heads import VectorHead, plain
 from quire.executor.sampling.token_table import TokenTable
 from quire.executor.step.heads.head import HeadRow, PendingOutput
@@ -58,11 +59,14 @@ class TokenVectors:
 
     Args:
         heads: the model's, by name.
+        adapters: the place of adapters, of which heads take some, too; None: there is none.
     """
 
-    def __init__(self, heads: Mapping[str, VectorHead], transfers: Transfers) -> None:
+    def __init__(self, heads: Mapping[str, VectorHead], transfers: Transfers, adapters: Adapters | None = None) -> None:
         self._heads = heads
         self._transfers = transfers
+        self._adapters = adapters
+        self._adapter_of: dict[int, int] = {}  # by slot
         self._requests: dict[int, _Request] = {}  # by slot
         self._unfinished: dict[
             int, Tensor
@@ -72,6 +76,7 @@ class TokenVectors:
         """Notes which tokens the request wants."""
         self.release([request.slot])
         pooling = request.pooling
+        self._adapter_of[request.slot] = request.adapter
         if pooling is not None and pooling.method == "all":
             tagged = _tagged(pooling, np.array(request.token_ids[: request.num_prompt_tokens]))
             self._requests[request.slot] = _Request(pooling, tagged)
@@ -81,6 +86,7 @@ class TokenVectors:
         for slot in slots:
             self._requests.pop(slot, None)
             self._unfinished.pop(slot, None)
+            self._adapter_of.pop(slot, None)
 
     def launch(self, rows: Sequence[HeadRow], table: TokenTable) -> list[PendingOutput]:
         return [self._launch(row, table) for row in rows]
@@ -93,10 +99,13 @@ class TokenVectors:
             hidden = hidden[to_device(inside, hidden.device)]
         elif pooling.chunk_size is not None:
             hidden = self._chunks(row, pooling.chunk_size, is_last=row.end == table.num_prompt_tokens[row.slot])
-        values = _through(self._heads, hidden.float(), pooling)
+        adapter = self._adapter_of[row.slot]
+        with with_rows_of(self._adapters, [adapter] * len(hidden)):
+            values = _through(self._heads, hidden.float(), pooling)
         if pooling.text is not None:
             assert len(row.hidden) == table.num_prompt_tokens[row.slot], "an encoder computes a text at once"
-            vector = _through(self._heads, _of_whole(row.hidden, pooling.text).unsqueeze(0), pooling.text)
+            with with_rows_of(self._adapters, [adapter]):
+                vector = _through(self._heads, _of_whole(row.hidden, pooling.text).unsqueeze(0), pooling.text)
             values = torch.cat([vector.flatten(), values.flatten()]).unsqueeze(1)
         transfer = self._transfers.to_host([values])
         return PendingVectors(row.row, row.start, row.end - row.start, slice(None), transfer)
@@ -160,6 +169,7 @@ class Pooler:
         heads: the model's, by name.
         compute_logits: maps hidden states [n, hidden] of the step's tokens, from an index on, to scores
             [n, vocab_size].
+        adapters: as for `TokenVectors`.
     """
 
     def __init__(
@@ -168,9 +178,12 @@ class Pooler:
         transfers: Transfers,
         compute_logits: Callable[[Tensor, int], Tensor],
         vocab_size: int,
+        adapters: Adapters | None = None,
     ) -> None:
         self._heads = heads
         self._transfers = transfers
+        self._adapters = adapters
+        self._adapter_of: dict[int, int] = {}  # by slot
         self._compute_logits = compute_logits
         self._tokens_at_once = max(1, _MAX_SCORES // vocab_size)
         self._weights: dict[int, Tensor] = {}  # by slot, [vocab_size] float32
@@ -181,18 +194,19 @@ class Pooler:
     def admit(self, request: NewSlot) -> None:
         """Notes what the request wants, and begins anew."""
         self.release([request.slot])
+        self._adapter_of[request.slot] = request.adapter
         if request.pooling is not None:
             self._poolings[request.slot] = request.pooling
 
     def release(self, slots: list[int]) -> None:
         """Forgets the requests in these slots, which may be unfinished."""
         for slot in slots:
-            for kept in (self._poolings, self._sums, self._firsts, self._weights):
+            for kept in (self._poolings, self._sums, self._firsts, self._weights, self._adapter_of):
                 kept.pop(slot, None)
 
     def launch(self, rows: Sequence[HeadRow], table: TokenTable) -> list[PendingOutput]:
         # Rows with the same parameters go through a head, and to the host, together.
-        groups: list[tuple[Pooling, list[int], list[Tensor]]] = []
+        groups: list[tuple[Pooling, list[HeadRow], list[Tensor]]] = []
         for row in rows:
             pooling = self._poolings[row.slot]
             vector = self._add(row, pooling)
@@ -201,12 +215,14 @@ class Pooler:
             group = next((group for group in groups if group[0] == pooling), None)
             if group is None:
                 groups.append(group := (pooling, [], []))
-            group[1].append(row.row)
+            group[1].append(row)
             group[2].append(vector)
         results: list[PendingOutput] = []
         for pooling, ended, vectors in groups:
-            values = self._transfers.to_host([_through(self._heads, torch.stack(vectors), pooling)])
-            results += [PendingVectors(row, None, 1, slice(at, at + 1), values) for at, row in enumerate(ended)]
+            with with_rows_of(self._adapters, [self._adapter_of[row.slot] for row in ended]):
+                made = _through(self._heads, torch.stack(vectors), pooling)
+            values = self._transfers.to_host([made])
+            results += [PendingVectors(row.row, None, 1, slice(at, at + 1), values) for at, row in enumerate(ended)]
         return results
 
     def _add(self, row: HeadRow, pooling: Pooling) -> Tensor:
