@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -52,7 +53,14 @@ class LogitsProcessor(ABC):
             def apply(self, logits, batch):
                 forced = batch.column(self.token_ids)
                 return torch.full_like(logits, -torch.inf).scatter_(1, forced, 0.0)
+
+    Attributes:
+        can_go_back: `used` and `apply` depend on the request and on the tokens before each position alone, which are in
+            `batch.table`, and raise for none. A request may then have several rows, with drafts among these tokens.
+            False, if it is not said otherwise: requests that want the processor get no drafts.
     """
+
+    can_go_back: ClassVar[bool] = False
 
     def __init__(self, context: ProcessorContext) -> None:  # noqa: B027 - may be left as it is
         """Sets up state; slot-indexed arrays, most often."""
@@ -82,10 +90,9 @@ class LogitsProcessor(ABC):
 class CustomFeature(LogitsFeature):
     """A logits processor as a feature. An exception in it ends the requests that want it, and no others."""
 
-    can_go_back = False  # its state is unknown
-
     def __init__(self, processor: LogitsProcessor, max_num_seqs: int) -> None:
         self._processor = processor
+        self.can_go_back = processor.can_go_back
         self._wanted = np.zeros(max_num_seqs, bool)
         self._refusals: dict[int, str] = {}  # by slot; why its request cannot be served
 

@@ -140,7 +140,8 @@ class Sampler:
         ]
         self._masking = self._bits(AllowedTokens, BadWords, MinTokens, EdgeTokens, Timestamps)
         self._following = self._bits(FollowingMask)
-        self._one_way = self._bits(*(type(feature) for feature in self._features if not feature.can_go_back))
+        self._one_way = sum(1 << place for place, feature in enumerate(self._features) if not feature.can_go_back)
+        self._customs = self._bits(CustomFeature)
         self._followers = [feature for feature in self._features if isinstance(feature, FollowingMask)]
         self._unsettled: Sampled | None = (
             None  # the last step with rows that want a follower, until they have its tokens
@@ -289,8 +290,12 @@ class Sampler:
     def can_go_back(self, slots: np.ndarray) -> np.ndarray:
         """Returns True for requests in `slots` whose positions may be sampled again after other tokens: [num_slots]
         bool.
+
+        A processor may bring back a token that a mask which follows the output forbids, and the host alone notices.
         """
-        return self._wanted[slots] & self._one_way == 0
+        wanted = self._wanted[slots]
+        is_unsure = (wanted & self._customs != 0) & (wanted & self._following != 0)
+        return (wanted & self._one_way == 0) & ~is_unsure
 
     def why_unusable(self, sampled: Sampled, row: int) -> str | DeadEnd | None:
         """Explains an unusable row, by `why_nothing_fits` of its request."""

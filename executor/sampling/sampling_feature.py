@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -53,7 +52,7 @@ class SamplingFeature(ABC):
             wants a feature that cannot go back gets no drafts.
     """
 
-    can_go_back: ClassVar[bool] = True
+    can_go_back: bool = True
 
     @abstractmethod
     def admit(self, request: NewSlot) -> bool:

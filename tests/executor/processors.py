@@ -29,6 +29,25 @@ class Forced(LogitsProcessor):
         return torch.full_like(logits, -torch.inf).scatter_(1, batch.column(self._token_ids), 0.0)
 
 
+class NeverTwice(LogitsProcessor):
+    """Excludes the newest token."""
+
+    can_go_back = True
+
+    def admit(self, request: NewSlot) -> bool:
+        return True
+
+    def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        newest = batch.table.gather(batch.slots, batch.positions - 1)
+        return logits.scatter_(1, newest.unsqueeze(1), -torch.inf)
+
+
+class NeverTwiceOnce(NeverTwice):
+    """The same, and does not say that it can go back."""
+
+    can_go_back = False
+
+
 class Broken(LogitsProcessor):
     """Raises for requests that ask for it."""
 

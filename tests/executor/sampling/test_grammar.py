@@ -16,6 +16,7 @@ import torch
 from quire import ops
 from quire.core.wire.protocol import Grammar, NewSlot, StepPlan, Vocabulary
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.executor.sampling.custom import ProcessorContext, load_processors
 from quire.executor.sampling.grammar.guidance_matcher import GuidanceMatcher
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.masks import DeadEnd, GrammarMasks
@@ -528,3 +529,13 @@ def test_what_a_grammar_forces_is_known_ahead(
     assert bench.sampler.forced_tokens(0, 2) == forced[:2]
     if forced:  # and the next mask is that of the place where the output stands
         assert bench.step(preferring(END, *following[-1:]), [0])[0] == forced[:1]
+
+
+def test_a_processor_beside_a_grammar_takes_no_drafts(grammar: Callable[..., Grammar]) -> None:
+    """It may bring back a token that the grammar forbids, which the host notices once the step is done."""
+    context = ProcessorContext(4, VOCAB_SIZE, torch.device("cpu"))
+    custom = load_processors(["tests.executor.processors:NeverTwice"], context)
+    sampler = Sampler(4, VOCAB_SIZE, [END], ops=ops.bind("cpu"), custom=custom)
+    for slot, each in enumerate((None, grammar("a+b"))):
+        sampler.admit(NewSlot(slot, [5, 6, 7], 3, [[0]], SamplingParams(temperature=0.0, seed=1), each))
+    assert sampler.can_go_back(np.arange(2)).tolist() == [True, False]

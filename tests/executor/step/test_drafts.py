@@ -34,6 +34,7 @@ from tests.executor.step.test_model_runner import (
     prompt_of,
     request,
     start_worker,
+    tokens_of,
 )
 from tests.executor.thread_group import on_every_rank
 
@@ -113,9 +114,11 @@ def told(without: dict[str, list[RequestDelta]], requests: list[EngineRequest], 
     )
 
 
-def serve(folder: Path, drafter: ToldDrafter | None = None) -> Callable[..., dict[str, list[RequestDelta]]]:
+def serve(
+    folder: Path, drafter: ToldDrafter | None = None, **changes: Any
+) -> Callable[..., dict[str, list[RequestDelta]]]:
     """`generate` on a worker of its own."""
-    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), speculator=drafter)
+    worker = Worker(engine_config(folder, **changes), Rank(), ParallelGroup(), speculator=drafter)
     ready = worker.load()
     worker.allocate(ready.num_pages, ready.max_model_len)
     return partial(generate, worker, kv_groups=ready.kv_groups)
@@ -186,6 +189,22 @@ def test_tokens_are_those_without_drafts(
     if "num_pages" in options:
         assert any(delta.num_preemptions for deltas in got.values() for delta in deltas)
     check_same(generate(requests, **options), without)  # on the pages that the prefix cache found
+
+
+@pytest.mark.parametrize("name", ["NeverTwice", "NeverTwiceOnce"])
+def test_requests_with_a_processor_have_drafts_if_it_can_go_back(folder: Path, name: str) -> None:
+    def run(drafter: ToldDrafter | None = None, *processors: str) -> dict[str, list[RequestDelta]]:
+        return serve(folder, drafter, logits_processors=list(processors))(requests)
+
+    requests = [
+        request("greedy", prompt_of(3, 9), max_tokens=30),
+        request("drawn", prompt_of(4, 9), temperature=1.0, max_tokens=30),
+    ]
+    without = run(None, f"tests.executor.processors:{name}")
+    assert tokens_of(run()) != tokens_of(without)
+    drafter = told(without, requests)
+    check_same(run(drafter, f"tests.executor.processors:{name}"), without)
+    assert bool(drafter.asked) == (name == "NeverTwice")
 
 
 def test_steps_that_check_drafts_are_recorded(checkpoint: Callable[..., Path], launched: list[int]) -> None:
