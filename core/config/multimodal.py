@@ -9,6 +9,10 @@ from quire.core.errors import ConfigError
 
 DEFAULT_LIMIT = 999
 """Items of one kind that a prompt may hold."""
+_LIMIT_OPTIONS = {
+    "image": ("width", "height"), "video": ("num_frames", "width", "height"), "audio": ("length",)
+}  # fmt: skip
+"""Sizes beside a limit, for which vLLM plans its memory. They bound nothing, there as here."""
 
 
 TowerMode = Literal["weights", "data"]
@@ -94,6 +98,12 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
             if name not in ("image", "audio", "video", "vision_chunk"):
                 raise ConfigError(f"limit_mm_per_prompt: {name!r} is no kind of item; name image, audio or video.")
             count = limit.get("count", DEFAULT_LIMIT) if isinstance(limit, dict) else limit
+            known = ("count", *_LIMIT_OPTIONS.get(name, ()))
+            for key, value in limit.items() if isinstance(limit, dict) else ():
+                if key not in known:
+                    raise ConfigError(f"limit_mm_per_prompt: {name} has no {key!r}; it has {', '.join(known)}.")
+                if key != "count" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                    raise ConfigError(f"limit_mm_per_prompt: {key} must be a whole number above 0, got {value!r}.")
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ConfigError(f"limit_mm_per_prompt: {name} must be a whole number from 0, got {limit!r}.")
         if self.mm_processor_cache_type != "shm" and self.mm_shm_cache_max_object_size_mb != 128:
