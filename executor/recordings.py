@@ -17,7 +17,7 @@ MAX_RECORDINGS = 128
 
 _NUM_CHOICES = 5
 """The recordings of one shape: with the likeliest tokens or any choice of tokens, each also with scores, and with
-logits alone.
+logits alone. Steps that check drafts have one more.
 """
 
 MAX_FINE_ROWS = 32
@@ -37,17 +37,20 @@ def rules_for(rules: RecordingRules, graphs: GraphConfig) -> RecordingRules:
     return rules._replace(row_counts=sorted(counts), max_rows=max(counts) if has_limit else None)
 
 
-def largest_step(rules: RecordingRules, max_num_seqs: int) -> int:
+def largest_step(rules: RecordingRules, max_num_seqs: int, *, checks_drafts: bool = False) -> int:
     """Returns the rows of the largest step that is recorded."""
     rows = min(max_num_seqs, MAX_ROWS)
+    if checks_drafts and rules.drafts_as is not None:
+        rows = max(rows, MAX_DRAFT_ROWS)
     return round_up(rows if rules.max_rows is None else min(rows, rules.max_rows), rules.row_counts, rows)
 
 
-def num_recordings(rules: RecordingRules, max_num_seqs: int, max_seq_len: int) -> int:
+def num_recordings(rules: RecordingRules, max_num_seqs: int, max_seq_len: int, *, checks_drafts: bool = False) -> int:
     """Bounds the recordings that exist at a time."""
-    counts = bisect_left(rules.row_counts, largest_step(rules, max_num_seqs)) + 1
+    checks_drafts = checks_drafts and rules.drafts_as is not None
+    counts = bisect_left(rules.row_counts, largest_step(rules, max_num_seqs, checks_drafts=checks_drafts)) + 1
     lengths = bisect_left(rules.max_seq_lens, max_seq_len) + 1
-    return min(MAX_RECORDINGS, counts * lengths * _NUM_CHOICES)
+    return min(MAX_RECORDINGS, counts * lengths * (_NUM_CHOICES + checks_drafts))
 
 
 def round_up(number: int, steps: Sequence[int], beyond: int) -> int:

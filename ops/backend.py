@@ -35,6 +35,8 @@ class DeviceRows(NamedTuple):
         block_tables: [num_rows, max_blocks] int32, dense.
         max_query_len: a bound on the new tokens of a row.
         max_seq_len: a bound on `seq_lens`.
+        are_apart: no row's tokens are seen by another. False: all of a step's keys and values are stored before any of
+            its rows reads.
     """
 
     query_starts: Tensor
@@ -42,6 +44,7 @@ class DeviceRows(NamedTuple):
     block_tables: Tensor
     max_query_len: int
     max_seq_len: int
+    are_apart: bool = True
 
 
 class AttentionBatch(Protocol):

@@ -1,7 +1,9 @@
 """Recordings: a step's operations that a backend can run again."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+DraftsAs = Literal["rows", "sequences"]
 
 
 class RecordingRules(NamedTuple):
@@ -13,8 +15,9 @@ class RecordingRules(NamedTuple):
         max_seq_lens: ascending bounds on the lengths of sequences; a recording serves one of them. Empty: a recording
             serves all lengths.
         interval: the least number of steps from one recording to the next, because a recording delays its step.
-        takes_drafts: steps that check drafts are recorded, too: operations read from memory how many of a step's tokens
-            each sequence has.
+        drafts_as: how a recorded step that checks drafts has its tokens. "sequences": operations read from memory how
+            many of the tokens each sequence has. "rows": each token is a row, and those of a sequence share its pages
+            (`DeviceRows.are_apart`). None: such steps are not recorded.
         max_rows: steps with more rows are not recorded; None: all are.
         shared_bytes: memory that recordings share, beside a step's activations and logits.
         each_bytes: memory of each recording.
@@ -23,7 +26,7 @@ class RecordingRules(NamedTuple):
     row_counts: Sequence[int] = ()
     max_seq_lens: Sequence[int] = ()
     interval: int = 1
-    takes_drafts: bool = False
+    drafts_as: DraftsAs | None = None
     max_rows: int | None = None
     shared_bytes: int = 0
     each_bytes: int = 0

@@ -217,9 +217,10 @@ def graph_bytes(spec: ModelSpec, model: Model, config: EngineConfig, rules: Reco
     if not rules.row_counts or not is_recorded:
         return 0
     rules = rules_for(rules, config.graphs)
-    rows, size = largest_step(rules, limits.max_num_seqs), dtype_bytes(spec.dtype)
+    checks_drafts = config.speculation is not None
+    rows, size = largest_step(rules, limits.max_num_seqs, checks_drafts=checks_drafts), dtype_bytes(spec.dtype)
     step = rows * ((4 * spec.hidden_size + model.activation_size) * size + spec.vocab_size * (size + 4))
-    number = num_recordings(rules, limits.max_num_seqs, config.max_model_len)
+    number = num_recordings(rules, limits.max_num_seqs, config.max_model_len, checks_drafts=checks_drafts)
     return step + rules.shared_bytes + number * rules.each_bytes
 
 

@@ -1,6 +1,7 @@
 """Builds the inputs of decode steps, always in the same memory, so that a recording can read them again.
 
-A row is a token. A sequence has several in a step that checks drafts.
+A row is a token. A sequence has several in a step that checks drafts; there, a backend says what the rows of a batch
+are (`RecordingRules.drafts_as`).
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from quire.executor.step.request_table import RequestTable
 from quire.executor.step.step_columns import StepColumn, lay_out
 from quire.executor.transfers import Mirror
 from quire.ops.backend import DeviceRows
+from quire.ops.recording import DraftsAs
 from quire.ops.recurrent import StateRows
 
 
@@ -78,7 +80,7 @@ class DecodeInputs:
     that are sampled.
 
     Args:
-        takes_drafts: build steps that check drafts, too, for a model without states and encoder inputs.
+        drafts_as: build steps that check drafts, too, for a model without states and encoder inputs.
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
         has_first_rows: states have first rows (`LayerState`), so a step in which a sequence begins is none of these.
         encoded: the encoder inputs that rows attend to; None: the model has no encoder.
@@ -95,7 +97,7 @@ class DecodeInputs:
         encoded: EncodedInputs | None = None,
         shifts: np.ndarray | None = None,
         sampler: RecordedSampler | None = None,
-        takes_drafts: bool = False,
+        drafts_as: DraftsAs | None = None,
     ) -> None:
         self._table = table
         self._choose_shape = choose_shape
@@ -103,9 +105,9 @@ class DecodeInputs:
         self._encoded = encoded
         self._shifts = shifts
         self._sampler = sampler
-        self._takes_drafts = takes_drafts
+        self._drafts_as = drafts_as
         self._max_rows = min(table.max_num_seqs, MAX_ROWS)
-        rows = choose_shape(max(self._max_rows, MAX_DRAFT_ROWS * takes_drafts), 1).num_rows
+        rows = choose_shape(max(self._max_rows, 0 if drafts_as is None else MAX_DRAFT_ROWS), 1).num_rows
         self._rows = np.arange(rows)
         self._ones = np.ones(rows, np.int64)
         self._query_lens = np.ones(rows, np.int64)
@@ -135,31 +137,34 @@ class DecodeInputs:
         self._reach(longest + 1)
         shape = self._choose_shape(num_rows, longest)
         if num_sequences < num_rows:
-            shape = shape._replace(num_sequences=num_sequences)
+            are_rows = self._drafts_as == "rows"
+            shape = shape._replace(num_sequences=None if are_rows else num_sequences, are_apart=not are_rows)
         views = self._views.pop((num_rows, shape), None) or self._make_views(num_rows, shape)
         self._views[num_rows, shape] = views  # as the one used last
         batch, slots, positions = views.batch, views.slots, views.positions
         table, size = self._table, self._table.block_size
-        sequence_slots, owners = views.slots, self._rows[:num_rows]
+        sequence_slots, owners = views.slots, self._rows[:num_rows]  # of the batch's rows, and of tokens
         if num_sequences == num_rows:
             slots[:] = plan.slots
             positions[:] = plan.num_computed
         else:
-            sequence_slots, lens = np.array(plan.slots), np.array(plan.num_wanted)
-            owners = np.repeat(self._rows[:num_sequences], lens)
-            slots[:] = sequence_slots[owners]
-            positions[:] = self._rows[:num_rows] + (seq_lens - np.cumsum(lens))[owners]
-            views.query_lens[:] = lens
+            lens = np.array(plan.num_wanted)
+            own = np.repeat(self._rows[:num_sequences], lens)
+            slots[:] = np.array(plan.slots)[own]
+            positions[:] = self._rows[:num_rows] + (seq_lens - np.cumsum(lens))[own]
+            if shape.are_apart:
+                sequence_slots, owners = np.array(plan.slots), own
+                views.query_lens[:] = lens
         table.places(slots, positions, out=views.places)
         np.add(views.places, 1, out=views.next_places)
         np.add(positions, 1, out=views.wanted_positions)
         np.equal(positions, 0, out=views.is_new)
-        views.seq_lens[:] = seq_lens
+        views.seq_lens[:] = seq_lens if shape.are_apart else views.wanted_positions
         views.lens[:] = views.wanted_positions
         num_pages = (longest - 1) // size + 1
         page, offset = np.divmod(positions, size)
         for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, views.slot_mappings, strict=True):
-            pages.block_tables[:num_sequences, :num_pages] = block_tables[sequence_slots, :num_pages]
+            pages.block_tables[: len(sequence_slots), :num_pages] = block_tables[sequence_slots, :num_pages]
             np.multiply(pages.block_tables[owners, page], size, out=slot_mapping, dtype=np.int64)
             slot_mapping += offset
         for state_tables in views.state_tables:
@@ -193,7 +198,7 @@ class DecodeInputs:
         """Returns the most rows of a step like one with so many."""
         if num_sequences == num_rows:
             return self._max_rows
-        return MAX_DRAFT_ROWS if self._takes_drafts else 0
+        return 0 if self._drafts_as is None else MAX_DRAFT_ROWS
 
     def _reach(self, num_columns: int) -> None:
         """Grows the request table. Its memory, which views may refer to, then is another."""
@@ -233,7 +238,9 @@ class DecodeInputs:
             GroupPages(
                 mapping,
                 table[: len(seq_lens)],
-                DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len) if is_decode else None,
+                DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len, shape.are_apart)
+                if is_decode
+                else None,
             )
             for mapping, table, table_there in zip(
                 groups_there[:num_groups], tables, groups_there[num_groups : 2 * num_groups], strict=True
@@ -256,7 +263,7 @@ class DecodeInputs:
                 state_tables[0] if state_tables else None,
                 np.empty(0, np.int64),
             )
-            if is_decode
+            if is_decode and shape.are_apart
             else None,
             shape=shape,
             wanted_places=next_there[:num_rows],
@@ -264,7 +271,7 @@ class DecodeInputs:
             unread=None if is_here else UnreadTokens(self._memory, places_there),
         )
         choices = None
-        if self._sampler is not None:
+        if self._sampler is not None and shape.are_apart:
             start = columns[-1].next_start
             choices = ChoiceColumns(self._sampler, self._mirror, start, num_rows, padded, slots_there, next_there)
         if len(self._views) >= MAX_ROWS + MAX_RECORDINGS:

@@ -33,15 +33,16 @@ class Proposal(NamedTuple):
         return cls(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((0, 0), (0,))))
 
 
-def num_accepted(sampled: Sampled, batch: InputBatch, *, on_host: bool = False) -> Tensor:
+def num_accepted(sampled: Sampled, batch: InputBatch, num_wanted: np.ndarray, *, on_host: bool = False) -> Tensor:
     """Counts the new tokens of each row that wants any, [num_rows] int64 on the device; at least 1.
 
     The first token may be unusable. Other tokens do not count after a wrong draft, or if they are unusable.
 
     Args:
+        num_wanted: [num_rows] int64, as in the step's plan.
         on_host: the host computes the step, so that nothing waits for its tokens.
     """
-    counts = batch.num_wanted[batch.num_wanted > 0]
+    counts = num_wanted[num_wanted > 0]
     if on_host:
         return torch.from_numpy(_num_accepted_on_host(sampled, batch, counts.tolist()))
     columns = np.arange(counts.max())

@@ -53,12 +53,14 @@ class StepShape(NamedTuple):
     Attributes:
         num_rows: the rows of their tensors, one for each token; those after a step's own are padding.
         max_seq_len: no sequence is longer.
-        num_sequences: those of the tokens, where some are drafts; else None.
+        num_sequences: those of the tokens, where some are drafts and a sequence is a row of the batch; else None.
+        are_apart: as in `DeviceRows`. False where some tokens are drafts, and each is a row of the batch.
     """
 
     num_rows: int
     max_seq_len: int
     num_sequences: int | None = None
+    are_apart: bool = True
 
 
 @dataclass(frozen=True)

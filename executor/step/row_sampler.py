@@ -98,15 +98,16 @@ class RowSampler:
                 self._proposal(self._drafter, forward, sampled_nothing)
             return None
         sampled = self._sample(forward, compute_again)
-        num_wanted = batch.num_wanted[batch.num_wanted > 0]
+        of_plan = np.asarray(forward.plan.num_wanted, np.int64)
+        num_wanted = of_plan[of_plan > 0]
         drafter = self._drafter if self._drafter is not None and self._drafter.acts_in(forward.plan) else None
         if drafter is None and len(num_wanted) == len(batch.wanted_slots):
-            return SampledRows(num_wanted, batch.num_wanted, sampled, None)
-        num_tokens = num_accepted(sampled, batch, on_host=self._transfers.are_free)
+            return SampledRows(num_wanted, of_plan, sampled, None)
+        num_tokens = num_accepted(sampled, batch, of_plan, on_host=self._transfers.are_free)
         num_drafts = torch.zeros_like(num_tokens)
         drafts = None if drafter is None else self._propose(drafter, forward, num_tokens, num_drafts)
         counts = self._transfers.to_host([num_tokens, num_drafts, *([] if drafts is None else [drafts])])
-        return SampledRows(num_wanted, batch.num_wanted.copy(), sampled, counts)  # the next step may overwrite it
+        return SampledRows(num_wanted, of_plan, sampled, counts)
 
     def _sample(self, forward: ForwardPass, compute_again: Callable[[], Tensor]) -> Sampled:
         """Returns the tokens of all wanted positions, which the table then has."""
@@ -161,8 +162,9 @@ class RowSampler:
         Returns them, [num_rows, most drafts] int64, for a result that tells them; else None.
         """
         batch = forward.batch
-        rows = np.flatnonzero(batch.num_wanted)
-        firsts = np.cumsum(batch.num_wanted[rows]) - batch.num_wanted[rows]
+        num_wanted = np.asarray(forward.plan.num_wanted, np.int64)
+        rows = np.flatnonzero(num_wanted)
+        firsts = np.cumsum(num_wanted[rows]) - num_wanted[rows]
         slots = batch.wanted_slots[firsts]
         num_known = _sum(batch.wanted_positions[firsts], num_tokens)
         wants_drafts, limits = self._sampler.can_go_back(slots), None

@@ -125,10 +125,9 @@ def build_runner(
             encoded=memory.encoded,
             shifts=None if media is None else media.shifts,
             sampler=recorded_sampler,
-            takes_drafts=can_record
-            and ops.recording_rules.takes_drafts
-            and not model.state_layers
-            and memory.encoded is None,
+            drafts_as=ops.recording_rules.drafts_as
+            if can_record and not model.state_layers and memory.encoded is None
+            else None,
         )
 
     def inputs(*others: SlotState) -> StepInputs:

@@ -55,7 +55,7 @@ _WORTH_TEAM_SECONDS = 10e-6
 
 
 class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
-    recording_rules = RecordingRules(takes_drafts=True)
+    recording_rules = RecordingRules(drafts_as="sequences")
 
     def __init__(
         self,

@@ -95,12 +95,14 @@ def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) ->
 def covers_rotation(heads: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> bool:
     """Returns True if `Attention.rotate_and_attend` takes the heads [num_tokens, heads and KV heads, head_dim].
 
-    In a prefix, a row's last split may be without its new key.
+    In a prefix, a row's last split may be without its new key. Of rows that are not apart, one may store a key after
+    another has read it.
     """
     q = heads[:, : heads.shape[1] - 2 * kv_cache.shape[2]]
     return (
         rows.max_query_len == 1
         and rows.prefix_spans is None
+        and rows.are_apart
         and len(heads) == len(rows.seq_lens)
         and form.chunks == "own"
         and covers(q, kv_cache, rows, form)

@@ -68,6 +68,7 @@ class TritonBatch(AttentionPlan):
             self.block_size,
             there.max_query_len,
             there.max_seq_len,
+            there.are_apart,
         )
 
     @property

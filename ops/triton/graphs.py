@@ -20,6 +20,8 @@ RULES = RecordingRules(
     # A kernel's grid covers the longest sequence, so a bound far above it starts programs that find nothing to do.
     max_seq_lens=(512, 2048, 8192, 32768, 131072),
     interval=20,
+    # Rows are split by their lengths, so a draft has the bits of a decode step, and one long sequence many programs.
+    drafts_as="rows",
     shared_bytes=MAX_PART_BYTES,
     # An estimate: a kernel in a graph takes some kilobytes of the card, and a step has hundreds.
     each_bytes=4 << 20,

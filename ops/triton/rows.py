@@ -22,6 +22,7 @@ class PagedRows(NamedTuple):
         block_size: tokens of a page.
         max_query_len: a bound on the new tokens of a row.
         max_seq_len: a bound on `seq_lens`.
+        are_apart: as in `DeviceRows`.
     """
 
     query_starts: Tensor
@@ -32,3 +33,4 @@ class PagedRows(NamedTuple):
     block_size: int
     max_query_len: int
     max_seq_len: int
+    are_apart: bool = True

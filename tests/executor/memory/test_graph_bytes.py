@@ -33,6 +33,13 @@ def test_all_graphs_share_the_largest_step_and_each_has_memory_of_its_own() -> N
     assert planned(max_model_len=20) == 16 * A_ROW + 1000 + 3 * 5 * 10
 
 
+def test_steps_that_check_drafts_have_rows_and_graphs_of_their_own() -> None:
+    rules = RULES._replace(row_counts=(1, 4, 16, 64), drafts_as="rows")
+    assert planned(rules) == 64 * A_ROW + 1000 + 4 * 2 * 6 * 10
+    assert planned(rules, speculation=None) == 16 * A_ROW + 1000 + 3 * 2 * 5 * 10
+    assert planned(rules, graphs=GraphConfig(max_size=4)) == 4 * A_ROW + 1000 + 2 * 2 * 6 * 10
+
+
 def test_what_is_not_captured_takes_no_memory() -> None:
     assert planned(enforce_eager=True) == 0
     assert planned(graphs=GraphConfig(is_enabled=False)) == 0

@@ -14,9 +14,12 @@ import torch
 
 from quire.core.config.cache import CacheConfig
 from quire.core.wire.protocol import EngineRequest, RequestDelta, StepPlan
+from quire.core.wire.rank import Rank
 from quire.core.wire.row_outputs import TokenLogprobs
+from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.sampling.sampling_feature import SampleBatch
+from quire.executor.step.drafts import Proposal
 from quire.executor.worker import Worker
 from quire.ops.backend import AttentionForm
 from quire.ops.eager.backend import EagerBackend
@@ -27,6 +30,8 @@ from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.graphs import RULES
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.pretend_device import Launches, PretendDevice
+from tests.executor.step.test_drafts import check_same, requests_of_all_kinds, told
+from tests.executor.step.test_drafts import serve as serve_here
 from tests.executor.step.test_model_runner import (
     NUM_BLOCKS,
     engine_config,
@@ -257,6 +262,31 @@ def attend(self: PaddedBackend, q: torch.Tensor, kv_cache: torch.Tensor, batch: 
         scores = scores.masked_fill(positions >= rows.seq_lens[row], float("-inf"))
         out.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v.float().repeat_interleave(group, 1)))
     return torch.stack(out).to(q.dtype)
+
+
+def test_recorded_steps_check_drafts(
+    checkpoint: Callable[..., Path], device: PretendDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows free pages that earlier drafts still see; requests leave one by one, so that steps are padded."""
+    folder = checkpoint("qwen3", sliding_window=20, layer_types=["sliding_attention", "full_attention"])
+    requests = requests_of_all_kinds()
+    expected = serve_here(folder)(requests, depth=1, enable_prefix_caching=False)
+    monkeypatch.setattr(PaddedBackend, "recording_rules", RULES._replace(interval=1))
+    config = engine_config(folder, device="cuda", cache=CacheConfig(num_gpu_blocks_override=NUM_BLOCKS))
+    drafter = told(expected, requests)
+    propose = drafter.propose
+    monkeypatch.setattr(drafter, "propose", lambda *given: Proposal(*(each.to("cuda") for each in propose(*given))))
+    worker = Worker(config, Rank(), ParallelGroup(), speculator=drafter)
+    ready = worker.load()
+    worker.allocate(ready.num_pages, ready.max_model_len)
+    keys = worker._runner._recorded_steps._seen
+    for _ in range(2):
+        got = generate(worker, requests, depth=2, kv_groups=ready.kv_groups)
+        check_same(got, expected)
+    recorded = [key.shape for key, one in keys.items() if one is not None]
+    assert any(not shape.are_apart for shape in recorded)
+    assert Again.count > 20
+    assert drafter.num_proposed > 100
 
 
 @pytest.mark.parametrize("variant", ["lfm2", "mamba2", "qwen3.5", "bailing-hybrid", "recurrent-gemma"])

@@ -102,7 +102,7 @@ def test_they_are_what_any_step_gets_and_stay_in_place(
 
 @pytest.mark.parametrize("table", ["cpu"], indirect=True)
 def test_steps_that_check_drafts(table: RequestTable) -> None:
-    inputs, rng = DecodeInputs(table, exactly, takes_drafts=True), random.Random(2)
+    inputs, rng = DecodeInputs(table, exactly, drafts_as="sequences"), random.Random(2)
     places: dict[StepShape | None, list[int]] = {}
     for _ in range(60):
         slots = rng.sample(range(len(LENGTHS)), rng.randint(1, 4))
@@ -127,6 +127,42 @@ def test_steps_that_check_drafts(table: RequestTable) -> None:
         here = [batch.token_ids.data_ptr(), batch.positions.data_ptr(), *(each.ctypes.data for each in arrays)]
         assert places.setdefault(batch.shape, here) == here, "a recording of the shape finds them there"
     assert any(shape and shape.num_sequences == 2 for shape in places)
+
+
+@pytest.mark.parametrize("choose_shape", [exactly, padded])
+def test_drafts_may_be_rows_of_their_own(table: RequestTable, choose_shape: Callable[[int, int], StepShape]) -> None:
+    inputs, rng = DecodeInputs(table, choose_shape, drafts_as="rows"), random.Random(3)
+    places: dict[StepShape | None, list[int]] = {}
+    for _ in range(40):
+        slots = rng.sample(range(len(LENGTHS)), rng.randint(1, 4))
+        lens = [rng.randint(1, min(3, LENGTHS[slot])) for slot in slots]
+        computed = [LENGTHS[slot] - count for slot, count in zip(slots, lens, strict=True)]
+        plan = StepPlan(1, [], [], slots, computed, lens, lens, [])
+        batch, expected = inputs.build(plan), build_input_batch(plan, table)
+        assert batch is not None
+        num_rows, checks_drafts = sum(lens), sum(lens) > len(slots)
+        longest = max(LENGTHS[slot] for slot in slots)
+        assert batch.shape == choose_shape(num_rows, longest)._replace(are_apart=not checks_drafts)
+        for name in ("positions", "wanted_tokens"):
+            assert getattr(batch, name)[:num_rows].tolist() == getattr(expected, name).tolist(), name
+        assert batch.read_token_ids()[:num_rows].tolist() == expected.read_token_ids().tolist()
+        assert batch.wanted_slots.tolist() == expected.wanted_slots.tolist()
+        assert batch.wanted_positions.tolist() == expected.wanted_positions.tolist()
+        assert batch.seq_lens[:num_rows].tolist() == expected.wanted_positions.tolist()
+        assert {*batch.query_lens.tolist(), *batch.num_wanted.tolist()} == {1}
+        for pages, own in zip(batch.pages, expected.pages, strict=True):
+            assert pages.there is not None
+            assert pages.there.are_apart != checks_drafts
+            assert pages.slot_mapping[:num_rows].tolist() == own.slot_mapping.tolist()
+            assert pages.there.seq_lens[:num_rows].tolist() == expected.wanted_positions.tolist()
+            owners = [row for row, count in enumerate(lens) for _ in range(count)]
+            for row, (owner, position) in enumerate(zip(owners, expected.wanted_positions.tolist(), strict=True)):
+                own_pages = own.block_tables[owner, : -(-position // BLOCK_SIZE)].tolist()
+                assert pages.block_tables[row, : len(own_pages)].tolist() == own_pages
+                assert pages.there.block_tables[row, : len(own_pages)].tolist() == own_pages
+            assert all(pages.block_tables[row, 0] == SPARE_PAGE for row in range(num_rows, batch.shape.num_rows))
+        here = [batch.positions.data_ptr(), *(x.data_ptr() for pages in batch.pages for x in (pages.there or ())[:3])]
+        assert places.setdefault(batch.shape, here) == here, "a recording of the shape finds them there"
 
 
 def test_padding_is_in_a_page_of_nobody(table: RequestTable) -> None:

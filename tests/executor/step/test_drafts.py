@@ -312,4 +312,4 @@ def test_accepted_tokens_are_counted_as_by_a_loop(seed: int) -> None:
     chosen = torch.tensor(tokens), torch.tensor(usable)
     for on_host in (False, True):
         everything = Sampled(np.array(wanted), chosen, None, HostTransfers())
-        assert num_accepted(everything, batch, on_host=on_host).tolist() == expected
+        assert num_accepted(everything, batch, counts, on_host=on_host).tolist() == expected

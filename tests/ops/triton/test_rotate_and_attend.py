@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import AttentionForm, NewHeads
+from quire.ops.backend import AttentionForm, DeviceRows, NewHeads
 from quire.ops.triton.attention import Attention
 from quire.ops.triton.backend import TritonBackend
 from tests.ops.test_attention import Step
@@ -123,6 +123,29 @@ def test_padding_is_not_stored(is_one_kernel: list[str]) -> None:
     assert {*changed.nonzero().flatten().tolist()} == {
         int(slot) // decode.step.batch.block_size for slot in slots if slot >= 0
     }
+
+
+def test_rows_see_the_keys_of_others_that_share_their_pages(is_one_kernel: list[str]) -> None:
+    """As drafts do: the kernel of both would read some before they are stored."""
+    decode = Decode([300, 301, 17])
+    plan, size = decode.step.batch, decode.step.batch.block_size
+    plan.block_tables[0] = plan.block_tables[1]
+    plan.slot_mapping[0] = int(plan.block_tables[1, 299 // size]) * size + 299 % size
+    starts, lens, tables = (
+        torch.from_numpy(np.asarray(each, np.int32)).to(DEVICE) for each in (range(4), plan.seq_lens, plan.block_tables)
+    )
+    there = DeviceRows(starts, lens, tables, 1, 301, are_apart=False)
+    form, outs = AttentionForm(decode.step.scale), []
+    for ops in (TRITON, EAGER):
+        cache = decode.step.kv_cache.to(DEVICE).clone()
+        batch = ops.attention_batch(
+            plan.query_lens, plan.seq_lens, plan.block_tables, plan.slot_mapping.to(DEVICE), block_size=size,
+            there=there,
+        )  # fmt: skip
+        new = NewHeads(decode.heads, *decode.turns, cache, batch.slot_mapping, norm=decode.norm)
+        outs.append(ops.rotate_and_attend(new, batch, form))
+    assert is_one_kernel == []
+    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("broken", ["rotate_and_store", "attention", "rotate_and_attend"])
