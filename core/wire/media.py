@@ -20,7 +20,7 @@ Run = tuple[int, int]
 class Array(Struct, array_like=True, frozen=True):
     """An array of numbers, in NumPy's words."""
 
-    dtype: str  # such as "float32"
+    dtype: str  # such as "float32"; also "bfloat16"
     shape: tuple[int, ...]
     data: bytes  # little-endian, in C order
 

@@ -7,6 +7,7 @@ import torch
 
 from quire.core.wire.media import GIVEN_ROWS, Array, MediaItem, media_end
 from quire.core.wire.protocol import NewSlot, StepPlan
+from quire.executor.layers.media_arrays import tensor_of
 from quire.executor.models.base import InputEmbeds, MediaRows, Model, ReadsMedia
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.transfers import to_device
@@ -87,7 +88,7 @@ class MediaInputs:
 
     def _given(self, array: Array) -> MediaRows:
         """Rows that a tower has made elsewhere: of the embeddings, and beside them those of the first layers."""
-        values = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
+        values = tensor_of(array)
         rows, *deep = values.to(self._device, self._dtype).split(self._hidden_size, dim=1)
         return MediaRows(rows, torch.stack(deep) if deep else None)
 

@@ -11,7 +11,7 @@ from quire.core.logging import get_logger
 from quire.frontend.helpers.helper import Helper, HelperDied, HelperKilled, HelperProgram, OutOfTime
 from quire.frontend.helpers.pool import HelperPool
 from quire.frontend.keys.caller import current_owner
-from quire.frontend.media.messages import MediaAnswer, MediaQuestion, MediaRefused, MediaSetup
+from quire.frontend.media.messages import FloatType, MediaAnswer, MediaQuestion, MediaRefused, MediaSetup
 
 logger = get_logger(__name__)
 
@@ -32,6 +32,7 @@ class MediaDecoder:
 
     Args:
         folder: the model's, with the settings of its processors.
+        dtype: the model's, which what its tower reads is rounded to.
         limit_cpu_seconds: processor time of one question. A helper that exceeds it ends, and the data is refused.
         limit_bytes: memory of one question, enforced in the same way.
         backstop_seconds: wall-clock time of one question, start of the helper included.
@@ -41,6 +42,7 @@ class MediaDecoder:
         self,
         folder: str,
         *,
+        dtype: FloatType = "float32",
         limit_cpu_seconds: float = LIMIT_CPU_SECONDS,
         limit_bytes: int = LIMIT_BYTES,
         backstop_seconds: float = BACKSTOP_SECONDS,
@@ -48,7 +50,7 @@ class MediaDecoder:
         self._limit_cpu_seconds = limit_cpu_seconds
         self._limit_bytes = limit_bytes
         self._backstop_seconds = backstop_seconds
-        setup = MediaSetup(folder, limit_bytes, limit_cpu_seconds)
+        setup = MediaSetup(folder, limit_bytes, limit_cpu_seconds, dtype)
         program = HelperProgram(_HELPER, setup, msgspec.msgpack.Decoder(MediaAnswer))
         self._pool: HelperPool[MediaAnswer] = HelperPool(program, max_helpers=MAX_HELPERS)
 

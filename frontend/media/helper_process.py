@@ -28,6 +28,7 @@ from quire.frontend.media.messages import (
     ReadRows,
     ReadSound,
     ReadVideo,
+    ReadyItem,
 )
 from quire.frontend.media.settings import PROCESSOR_KWARGS
 from quire.frontend.media.torchvision_parts import install
@@ -92,6 +93,8 @@ class Readers:
         try:
             with limited(self._setup.limit_bytes, self._setup.limit_cpu_seconds):
                 answer = self._readers[READERS[type(question)]].read(question)
+                if isinstance(answer, ReadyItem):
+                    answer = self._narrowed(answer)
         except UnknownKeywordError as error:
             answer = MediaRefused(str(error), PROCESSOR_KWARGS)
         except MediaError as error:
@@ -102,6 +105,12 @@ class Readers:
             answer = MediaRefused(f"cannot be decoded ({type(error).__name__}: {str(error)[:200]})")
         answer.is_large = is_large(self._own_bytes)
         return answer
+
+    def _narrowed(self, item: ReadyItem) -> ReadyItem:
+        # Imported here, because it needs torch, which the readers of such items have loaded, and others never do.
+        from quire.frontend.media.narrowing import narrowed
+
+        return narrowed(item, self._setup.dtype)
 
 
 def serve(connection: socket.socket) -> None:

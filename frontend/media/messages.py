@@ -3,19 +3,23 @@
 A new kind of media is a question here, its answer, and a reader in `helper_process.READERS`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from quire.core.wire.media import Array
 
+FloatType = Literal["bfloat16", "float16", "float32"]
+"""The dtype of a model."""
+
 
 class MediaSetup(Struct, array_like=True, tag="setup"):
-    """The first message: the model's folder, and the limits of one question."""
+    """The first message: the model's folder, the limits of one question, and the model's dtype."""
 
     folder: str
     limit_bytes: int  # of memory
     limit_cpu_seconds: float
+    dtype: FloatType = "float32"
 
 
 class ReadSound(Struct, array_like=True, tag="sound"):

@@ -123,7 +123,7 @@ class RequestIntake:
     ) -> MediaPrompts | None:
         if not config.reads_media or self._tokenizer is None:
             return None
-        decoder = MediaDecoder(config.spec.path)
+        decoder = MediaDecoder(config.spec.path, dtype=config.spec.dtype)
         reader = MediaReader(
             config.spec.path,
             model.multimodal,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.wire.media import Array
+from quire.executor.layers import media_arrays
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.models.decoder import size_of
@@ -106,5 +107,4 @@ class _CutPatches:
 
 def tensor_of(array: Array, context: ModelContext) -> Tensor:
     """Returns an array in the model's dtype, on its device."""
-    values = np.frombuffer(array.data, array.dtype).reshape(array.shape)
-    return torch.from_numpy(values.copy()).to(context.device, context.dtype)
+    return media_arrays.tensor_of(array).to(context.device, context.dtype)

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -18,6 +17,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.media import Array, MediaItem, Modality
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.media_arrays import tensor_of
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import MediaRows, MediaSupport
 from quire.executor.models.transformers.absent_modules import idle_modules
@@ -354,5 +354,5 @@ def _arrays(items: Sequence[MediaItem], names: Collection[str] | None = None) ->
 
 
 def _tensor(array: Array, dtype: torch.dtype, device: torch.device) -> Tensor:
-    values = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
+    values = tensor_of(array)
     return values.to(device, dtype) if values.is_floating_point() else values.to(device)
