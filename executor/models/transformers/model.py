@@ -36,7 +36,7 @@ from quire.executor.models.transformers.own_attention import RowCode
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
 from quire.executor.models.transformers.replacement import LayerReplacement, transposed_weights
 from quire.executor.models.transformers.row_by_row import RowByRow, RowPlan, check_cache, keeps_more
-from quire.executor.models.transformers.skeleton import build_skeleton
+from quire.executor.models.transformers.skeleton import build_skeleton, text_part
 from quire.executor.models.transformers.small_sequences import SmallSequences
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
 from quire.executor.models.transformers.stages import StagePart, keep_stage, received_rows
@@ -54,18 +54,19 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
             `check_steps`.
     """
     check_first_chunk(spec.hf_config, context.max_model_len)
-    model = build_skeleton(spec, context.dtype, context.max_model_len, generates=context.generates)
+    whole = build_skeleton(spec, context.dtype, context.max_model_len, generates=context.generates)
     if spec.is_encoder:
-        return build_encoder(spec, model, context)
+        return build_encoder(spec, whole, context)
+    model = text_part(whole)
     if context.generates and model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
     findings, splits, plan = _explore(spec, model, context)
     if plan is not None and context.sequences.is_divided:
         raise _refusal(spec, f"runs row by row, on whole sequences, and {context.sequences.flag} divides them")
-    weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
-    towers = build_towers(model, findings, context, is_flat=plan is None) if context.reads_media else None
+    weights = ModuleWeights(context.weights, whole, transposed_weights(whole, splits))
+    towers = build_towers(whole, model, findings, context, is_flat=plan is None) if context.reads_media else None
     if towers is None:
-        leave_out_towers(model, findings.called)
+        leave_out_towers(whole, findings.called)
     own = replace(context, weights=weights)
     part = StagePart(is_first=True, is_last=True, token_size=spec.hidden_size)
     if len(context.layers) < spec.num_layers:
@@ -73,14 +74,14 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
             findings, plan, part = keep_stage(model, findings, plan, context.layers, spec.num_layers)
         except ModelLoadError as error:
             raise _refusal(spec, str(error)) from error
-    expansions = LayerReplacement(model, own, findings, splits, () if towers is None else towers.modules).run()
+    expansions = LayerReplacement(whole, own, findings, splits, () if towers is None else towers.modules).run()
     if towers is not None:
         towers.replace_layers(own)
     if plan is None:
         sequences: PagedAttention | RowByRow = PagedAttention(context, findings.calls, expansions)
     else:
         sequences = RowByRow(plan, context.ops, context.adapters)
-    fill(model, weights, context.device)
+    fill(whole, weights, context.device)
     built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part, towers)
     has_peers = context.experts is not None and context.experts.exchange is not None  # which are not ready yet
     if context.adapters is not None and context.device.type != "meta" and not has_peers:

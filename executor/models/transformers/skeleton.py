@@ -164,6 +164,19 @@ def _fix_rotary_length(model: nn.Module, max_model_len: int) -> None:
             vars(module)["rope_type"] = fixed if isinstance(kinds, dict) else "fixed"
 
 
+def text_part(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model that computes text from tokens alone: the class, or the language model inside whose head it
+    has, where the class's own code demands an image (BLIP-2)."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(model.forward).parameters.values()
+    demanded = {each.name for each in parameters if each.default is each.empty and each.kind in named}
+    if demanded <= {"input_ids"}:
+        return model
+    inner = (child for child in model.children() if isinstance(child, PreTrainedModel))
+    head = model.get_output_embeddings()
+    return next((each for each in inner if head is not None and each.get_output_embeddings() is head), model)
+
+
 def takes(module: nn.Module, argument: str) -> bool:
     """Returns True if a module's `forward` has a parameter `argument`."""
     return argument in inspect.signature(module.forward).parameters

@@ -268,18 +268,29 @@ def _takes_embeddings_unchanged(model: PreTrainedModel, backbone: nn.Module, fir
 
 
 def build_towers(
-    model: PreTrainedModel, findings: Findings, context: ModelContext, *, is_flat: bool = True
+    model: PreTrainedModel,
+    generator: PreTrainedModel,
+    findings: Findings,
+    context: ModelContext,
+    *,
+    is_flat: bool = True,
 ) -> Towers | None:
     """Returns the towers of a class, which runs the tokens of several requests as one sequence if it `is_flat`.
 
     None, with a line in the log, if there are none, or their code does not fit.
+
+    Args:
+        generator: the part of `model` that `findings` are of, see `text_part`.
     """
     assert findings.backbone is not None
     try:
-        text = find_text(model, findings.backbone, findings)
-        idle = [*idle_modules(model, findings.called), *_layers_beside(findings.backbone, text, findings.called)]
+        if generator is model:
+            backbone, text = findings.backbone, find_text(model, findings.backbone, findings)
+        else:
+            backbone, text = model, generator
+        idle = [*idle_modules(model, findings.called), *_layers_beside(backbone, text, findings.called)]
         modules = {part for module in idle for part in module.modules() if part is not model}
-        towers = Towers(model, findings.backbone, text, context, modules)
+        towers = Towers(model, backbone, text, context, modules)
         if not towers.support.modalities or not towers.modules:
             raise ModelLoadError("it has no tower for images or sounds")
         if towers.support.sees_both_ways and not is_flat:

@@ -33,17 +33,16 @@ MODEL_TYPES = sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, "phi4_multimo
 _ENCODES = "an encoder reads the image, and the decoder attends to it; encoders here read tokens and sounds alone"
 _ATTENDS = "layers attend to the images beside the tokens, and a mask says which tokens see which image"
 _WITHOUT_TOKEN = "a mask beside the tokens, and no token, says where the rows of an image are"
-_NEEDS_PIXELS = "its class computes no text without an image, and the dry runs that tell what a class does have none"
 OTHER_KINDS = {
     **dict.fromkeys(
         ("blip", "florence2", "pix2struct", "pp_formulanet", "t5gemma2", "udop", "vision-encoder-decoder"), _ENCODES
     ),
     **dict.fromkeys(("idefics", "mllama"), _ATTENDS),
     **dict.fromkeys(("kosmos-2", "kosmos-2.5"), _WITHOUT_TOKEN),
-    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), _NEEDS_PIXELS),
     "diffusion_gemma": "writes blocks of tokens by diffusion, and not one token after the other",
     "evolla": "reads the structures of proteins, and no images",
     "git": "the rows of an image stand before a prompt, without tokens in their places",
+    "instructblipvideo": "reads videos alone, which are not tried here",
     "mistral4": "the class has no tower",
     "pi0": "makes the movements of a robot, and no text",
     "shieldgemma2": "a classifier, whose class and tensors have other names than Gemma 3's",
