@@ -180,7 +180,8 @@ def _measured(folder: Path, run: Callable[[], Any]) -> Any:
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:300]
 
 
 def page(results: dict[str, Result]) -> str:

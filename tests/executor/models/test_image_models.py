@@ -13,6 +13,7 @@ torch.set_num_threads(1)
 
 CUT = {
     "aria": False,
+    "blip-2": False,  # its class computes nothing without an image
     "gemma4": True,  # per-layer embeddings, and images that see themselves in windows alone
     "lfm2_vl": False,  # row by row
     "llama4": True,
