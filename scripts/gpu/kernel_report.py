@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +25,12 @@ needs no card. A blank says that nobody has looked.
 
 "Proven by" names the tests that compare a kernel with plain torch in Triton's interpreter, which shows its arithmetic
 and neither its speed nor races between programs. Registers are of a thread. Programs are those that a multiprocessor
-holds at once. The range is over the variants that were compiled.
+holds at once. The range is over the variants that were compiled, a part of each kernel's where its list is long.
 """
 
 
 class Row(NamedTuple):
-    """A variant, compiled for a card; `fault` says why it is not."""
+    """A variant, compiled for a card at a `commit`; `fault` says why it is not."""
 
     kernel: str
     file: str
@@ -43,11 +44,45 @@ class Row(NamedTuple):
     programs: int | None = None
     instructions: dict[str, int] | None = None
     fault: str = ""
+    commit: str = ""
+
+
+class Ledger(NamedTuple):
+    """What is known.
+
+    Attributes:
+        rows: of all variants that were compiled.
+        figures: of operations, as `figures_of` returns them.
+    """
+
+    rows: list[Row]
+    figures: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Ledger":
+        """Reads the ledger that an earlier run wrote; an empty one if there is none."""
+        if not path.exists():
+            return cls([], [])
+        known = json.loads(path.read_text())
+        return cls([Row(**row) for row in known["compiled"]], known["measured"])
+
+    def updated(self, new: "Ledger") -> "Ledger":
+        """Returns the new rows and figures, and of the old ones those of other cards and of other operations."""
+        cards, cases = {row.arch for row in new.rows}, {_case(figure) for figure in new.figures}
+        rows = [*new.rows, *(row for row in self.rows if row.arch not in cards)]
+        kept = [figure for figure in self.figures if _case(figure) not in cases]
+        return Ledger(sorted(rows, key=lambda row: list(ARCHES).index(row.arch)), [*kept, *new.figures])
+
+
+def _case(figure: dict[str, Any]) -> tuple[str, str, str]:
+    return figure["card"], figure["kernel"], figure["case"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", choices=ARCHES, action="append", help="A card; may be repeated (default: all).")
+    parser.add_argument(
+        "--arch", choices=ARCHES, action="append", help="A card; may be repeated (default: all). Others stay."
+    )
     parser.add_argument("--most", type=int, help="The most variants of a kernel to compile (default: all).")
     parser.add_argument("--results", type=Path, nargs="+", default=[], help="Files of figures that gpu_check wrote.")
     parser.add_argument("--folder", type=Path, default=cache_folder(), help="Of compiled kernels (%(default)s).")
@@ -55,18 +90,20 @@ def main() -> None:
     args = parser.parse_args()
     variants = all_variants() if args.most is None else some_of_each(all_variants(), args.most)
     rows = [row for arch in args.arch or ARCHES for row in compile_for(arch, variants, args.folder)]
-    figures = [figure for path in args.results for figure in figures_of(path)]
-    ledger = {"compiled": [row._asdict() for row in rows], "measured": figures}
-    (args.output / "kernels.json").write_text(json.dumps(ledger, indent=1) + "\n")
-    (args.output / "kernels.md").write_text(page_of(rows, figures))
+    path, new = args.output / "kernels.json", Ledger(rows, [each for path in args.results for each in figures_of(path)])
+    ledger = Ledger.read(path).updated(new)
+    compiled = [row._asdict() for row in ledger.rows]
+    path.write_text(json.dumps({"compiled": compiled, "measured": ledger.figures}, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page_of(*ledger))
 
 
 def compile_for(arch: str, variants: Sequence[Variant], folder: Path) -> list[Row]:
     """Compiles variants and looks at their machine code; on AMD's cards, only whether they compile."""
-    rows = []
+    rows, commit = [], _commit()
     for variant, binary in zip(variants, build_fitting(variants, arch, folder)[0], strict=True):
         kernel = variant.kernel
-        row = Row(kernel.name, kernel.module.rpartition(".")[2], str(variant.specialization), variant.reason, arch)
+        file, form = kernel.module.rpartition(".")[2], str(variant.specialization)
+        row = Row(kernel.name, file, form, variant.reason, arch, commit=commit)
         if not isinstance(binary, Binary):
             rows.append(row._replace(fault=str(binary)))
             continue
@@ -79,6 +116,12 @@ def compile_for(arch: str, variants: Sequence[Variant], folder: Path) -> list[Ro
             )  # fmt: skip
         rows.append(row)
     return rows
+
+
+def _commit() -> str:
+    """The short hash of the tree's commit; empty without git."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def figures_of(path: Path) -> list[dict[str, Any]]:
@@ -97,7 +140,8 @@ def page_of(rows: Sequence[Row], figures: Sequence[dict[str, Any]]) -> str:
     for arch in dict.fromkeys(row.arch for row in rows):
         own = [row for row in rows if row.arch == arch]
         compilers = ", ".join(sorted({row.triton for row in own if row.triton}))
-        lines += [f"## Compiled for {arch}, by Triton {compilers}\n"]
+        commits = ", ".join(sorted({row.commit for row in own if row.commit}))
+        lines += [f"## Compiled for {arch}, by Triton {compilers}{commits and f', at {commits}'}\n"]
         lines += ["| kernel | proven by | variants | registers | spilled bytes | shared kB | programs | instructions |"]
         lines += ["|---|---|---|---|---|---|---|---|"]
         lines += [

@@ -3,9 +3,8 @@
 from functools import cache
 
 from quire.ops.triton.binaries import Binary
-from quire.ops.triton.build import VariantError, build
+from quire.ops.triton.build import build
 from quire.ops.triton.jobs import cache_folder
-from quire.ops.triton.machine_code import MachineCode, inspect_code
 from quire.ops.triton.variants import Variant, all_variants, some_of_each
 from tests.ops.triton.samples import product, scale
 
@@ -37,23 +36,9 @@ VARIANTS = some_of_each(all_variants(), MOST_OF_A_KERNEL)
 
 
 @cache
-def compiled() -> dict[int, Binary | VariantError]:
-    """The variants, compiled for sm_90, by their numbers."""
-    return dict(enumerate(build(VARIANTS, "sm_90", FOLDER)))
-
-
-@cache
 def compiled_samples() -> tuple[Binary, Binary]:
     """`SCALE` and `PRODUCT`, compiled for sm_90."""
     scale, product = build([SCALE, PRODUCT], "sm_90", SAMPLES_FOLDER)
     assert isinstance(scale, Binary)
     assert isinstance(product, Binary)
     return scale, product
-
-
-def machine_code(number: int) -> MachineCode:
-    """What sm_90 executes for a variant of that number."""
-    binary = compiled()[number]
-    if isinstance(binary, VariantError):
-        raise binary
-    return inspect_code(FOLDER, binary)

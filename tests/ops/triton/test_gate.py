@@ -12,16 +12,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import quire.ops.triton
 from quire.ops.triton.arch import ARCHES
 from quire.ops.triton.binaries import Binary
-from quire.ops.triton.build import build_fitting
-from quire.ops.triton.machine_code import inspect_code
+from quire.ops.triton.build import VariantError, build, build_fitting
+from quire.ops.triton.machine_code import MachineCode, inspect_code
 from quire.ops.triton.variants import Variant, all_variants, some_of_each
-from tests.ops.triton.compiled import FOLDER, VARIANTS, compiled, machine_code
+from tests.ops.triton.compiled import FOLDER, VARIANTS
 
 SM_90 = ARCHES["sm_90"]
 WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
@@ -63,12 +64,29 @@ DIVISIONS = 4
 """Conversions of integers in the divisions of a few sizes and places."""
 
 
-def numbered(names: set[str] | None = None) -> list[object]:
-    return [
-        pytest.param(number, id=f"{each.kernel.name}-{number}")
-        for number, each in enumerate(VARIANTS)
-        if names is None or each.kernel.name in names
-    ]
+class Compiled(NamedTuple):
+    """A variant, and what an H100 executes for it."""
+
+    variant: Variant
+    binary: Binary
+    code: MachineCode
+
+
+@pytest.fixture(scope="session")
+def binaries(request: pytest.FixtureRequest) -> dict[int, Binary | VariantError]:
+    """The variants of the session's tests by their numbers, compiled together: those of one turn take minutes less."""
+    calls = [item.callspec.params for item in request.session.items if isinstance(item, pytest.Function)
+             and item.path == Path(__file__) and hasattr(item, "callspec")]  # fmt: skip
+    numbers = sorted({params["number"] for params in calls if "number" in params})
+    return dict(zip(numbers, build([VARIANTS[each] for each in numbers], "sm_90", FOLDER), strict=True))
+
+
+@pytest.fixture
+def compiled(number: int, binaries: dict[int, Binary | VariantError]) -> Compiled:
+    binary = binaries[number]
+    if isinstance(binary, VariantError):
+        raise binary
+    return Compiled(VARIANTS[number], binary, inspect_code(FOLDER, binary))
 
 
 @pytest.mark.parametrize(
@@ -80,42 +98,30 @@ def test_names_are_those_of_kernels(names: set[str]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", numbered())
-def test_a_variant_fits_the_card_without_spills(number: int) -> None:
-    variant, code = VARIANTS[number], machine_code(number)
+@pytest.mark.parametrize("number", [pytest.param(n, id=f"{each.kernel.name}-{n}") for n, each in enumerate(VARIANTS)])
+def test_a_variant_is_what_the_card_needs(number: int, compiled: Compiled) -> None:
+    """One test for all needs, so that a variant's have one turn."""
+    name = compiled.variant.kernel.name
+    check_fit(*compiled)
+    if name not in WITHOUT_WIDE_LOADS:
+        assert set(WIDE_LOADS) & set(compiled.code.instructions), "it reads 16 bytes at a time"
+    if name in CHAINED:
+        assert compiled.binary.waits, "it may start early, and waits before it reads"
+        assert compiled.code.num_early_accesses == 0
+    if name in WARP_GROUP_PRODUCTS:
+        assert set(MULTIPLIERS) & set(compiled.code.instructions), "a product of 64 rows is a warp group's"
+    if name in WITHOUT_CONVERSIONS:
+        assert compiled.code.instructions.get("I2F", 0) <= DIVISIONS, "codes are not converted"
+
+
+def check_fit(variant: Variant, _: Binary, code: MachineCode) -> None:
+    """A variant fits the card without spills."""
     most_stack_bytes = MOST_STACK_BYTES.get(variant.kernel.name, 0)
     assert code.shared_bytes <= SM_90.max_shared_bytes
     assert code.stack_bytes <= most_stack_bytes
     assert max(code.instructions.get(name, 0) for name in ("STL", "LDL")) <= most_stack_bytes // 8
     assert code.num_registers * variant.num_warps * SM_90.warp_size <= SM_90.num_registers
     assert code.programs_per_processor >= 1
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", numbered({each.kernel.name for each in VARIANTS} - WITHOUT_WIDE_LOADS))
-def test_a_variant_reads_16_bytes_at_a_time(number: int) -> None:
-    assert set(WIDE_LOADS) & set(machine_code(number).instructions)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", numbered(CHAINED))
-def test_a_kernel_that_may_start_early_waits_before_it_reads(number: int) -> None:
-    binary = compiled()[number]
-    assert isinstance(binary, Binary)
-    assert binary.waits
-    assert machine_code(number).num_early_accesses == 0
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", numbered(WARP_GROUP_PRODUCTS))
-def test_a_product_of_64_rows_is_a_warp_groups(number: int) -> None:
-    assert set(MULTIPLIERS) & set(machine_code(number).instructions)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", numbered(WITHOUT_CONVERSIONS))
-def test_codes_are_not_converted(number: int) -> None:
-    assert machine_code(number).instructions.get("I2F", 0) <= DIVISIONS
 
 
 def test_a_reason_and_a_value_is_given_for_each_parameter() -> None:

@@ -44,6 +44,25 @@ def test_figures_have_their_card_and_their_share_of_the_floor(tmp_path: Path) ->
     assert len(figures) == 1
 
 
+def test_what_no_run_replaces_stays(tmp_path: Path) -> None:
+    import kernel_report as report
+
+    old = report.Row("cap", "elementwise", "(*bf16)", "", "sm_90", commit="abc")
+    other, new = old._replace(arch="sm_80"), old._replace(registers=9, commit="def")
+    figure = {"card": "H100", "kernel": "cap", "case": "a", "us": 9.0, "floor_us": 3.0}
+    known = report.Ledger([old, other], [figure, {**figure, "case": "b"}])
+    path = tmp_path / "kernels.json"
+    path.write_text(json.dumps({"compiled": [row._asdict() for row in known.rows], "measured": known.figures}))
+    assert report.Ledger.read(path) == known
+    updated = known.updated(report.Ledger([new], [{**figure, "us": 6.0}]))
+    assert updated.rows == [other, new]
+    assert [(each["case"], each["us"]) for each in updated.figures] == [("b", 9.0), ("a", 6.0)]
+    page = report.page_of(*updated)
+    assert "## Compiled for sm_90, by Triton , at def" in page
+    assert "| cap | a | H100 |  | 6.0 | 50 % |" in page
+    assert report.Ledger.read(tmp_path / "none.json") == report.Ledger([], [])
+
+
 def test_a_kernel_without_tests_of_its_file_is_proven_by_those_of_who_imports_it() -> None:
     import kernel_report as report
 
