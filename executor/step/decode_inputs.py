@@ -5,8 +5,8 @@ are (`RecordingRules.drafts_as`).
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.recordings import MAX_DRAFT_ROWS, MAX_RECORDINGS, MAX_ROWS
-from quire.executor.sampling.recorded_sampler import Choice, RecordedSampler
+from quire.executor.sampling.recorded_sampler import RecordedSampler
 from quire.executor.step.choice_columns import ChoiceColumns, choice_columns
+from quire.executor.step.decode_views import Columns, View, Views
 from quire.executor.step.encoded_inputs import CrossRows, EncodedInputs
 from quire.executor.step.input_batch import GroupPages, InputBatch, StepShape, UnreadTokens
 from quire.executor.step.request_table import RequestTable
@@ -24,50 +25,6 @@ from quire.executor.transfers import Mirror
 from quire.ops.backend import DeviceRows
 from quire.ops.recording import DraftsAs
 from quire.ops.recurrent import StateRows
-
-
-class _Views(NamedTuple):
-    """The batch of steps with one shape and one number of rows, and the host's side of these rows.
-
-    Attributes:
-        num_bytes: of the columns that all steps have.
-        query_lens: new tokens of each sequence.
-        seq_lens: of each sequence.
-        wanted_positions: of the tokens that will be sampled; of each row.
-        lens: the same, for the device.
-        next_places: of the tokens that will be sampled.
-        read_ids: reads the rows' token ids at `places`; None: the step itself does.
-        padding: views of the other rows, and the value that each gets.
-        state_tables: empty if no state has first rows.
-        adapters: empty if the table has none.
-        adapted: the batch if a row has an adapter.
-        cross_lens: rows of the encoder inputs, twice: for the host and the device. None: the model has no encoder.
-        cross_tables: by KV group of the kind "cross".
-        choices: None where no recording chooses tokens.
-        choosing: the batches of such steps, by how tokens are chosen and whether a row has an adapter.
-    """
-
-    batch: InputBatch
-    places: np.ndarray
-    next_places: np.ndarray
-    slots: np.ndarray
-    positions: np.ndarray
-    is_new: np.ndarray
-    query_lens: np.ndarray
-    seq_lens: np.ndarray
-    wanted_positions: np.ndarray
-    lens: np.ndarray
-    slot_mappings: list[np.ndarray]
-    num_bytes: int
-    read_ids: Callable[[], None] | None
-    padding: list[tuple[np.ndarray, int]]
-    state_tables: list[np.ndarray]
-    adapters: list[np.ndarray]
-    adapted: InputBatch
-    cross_lens: tuple[np.ndarray, np.ndarray] | None
-    cross_tables: list[np.ndarray]
-    choices: ChoiceColumns | None
-    choosing: dict[tuple[Choice, bool], InputBatch]
 
 
 class DecodeInputs:
@@ -122,7 +79,7 @@ class DecodeInputs:
         if sampler is not None:
             num_bytes = choice_columns(sampler, num_bytes, rows)[-1].stop
         self._mirror = Mirror(num_bytes, table.device)
-        self._views: dict[tuple[int, StepShape], _Views] = {}
+        self._views: dict[tuple[int, StepShape], Views] = {}
         self._memory = table.memory  # that of the views
 
     def build(self, plan: StepPlan) -> InputBatch | None:
@@ -207,115 +164,112 @@ class DecodeInputs:
             self._memory = self._table.memory
             self._views.clear()
 
-    def _make_views(self, num_rows: int, shape: StepShape) -> _Views:
+    def _make_views(self, num_rows: int, shape: StepShape) -> Views:
         columns = self._lay_out(shape)
-        num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
-        places, next_places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
-        mappings, tables, others = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
-        state_tables, others = others[: self._has_first_rows], others[self._has_first_rows :]
-        num_adapters = self._table.adapters is not None
-        adapters, cross = others[:num_adapters], others[num_adapters:]
-        cross_lens = (self._cross_lens[: shape.num_rows], cross[0]) if cross else None
-        there = [column.of(self._mirror.there) for column in columns]
-        places_there, next_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
+        memory, is_here = torch.from_numpy(self._mirror.host), self._table.device.type == "cpu"
+        host = self._named([column.of(memory).numpy() for column in columns])
+        there = self._named([column.of(self._mirror.there) for column in columns])
+        batch = self._make_batch(host, there, num_rows, shape)
+        choices = None
+        if self._sampler is not None and shape.are_apart:
+            start = columns[-1].next_start
+            choices = ChoiceColumns(
+                self._sampler, self._mirror, start, num_rows, shape.num_rows, there.slots, there.next_places
+            )
+        if len(self._views) >= MAX_ROWS + MAX_RECORDINGS:
+            self._views.pop(next(iter(self._views)))
+        places, cross_lens = host.places[:num_rows], self._cross_lens[:num_rows]
+        return Views(
+            batch,
+            places,
+            host.next_places[:num_rows],
+            host.slots[:num_rows],
+            host.positions[:num_rows],
+            host.is_new[:num_rows],
+            batch.query_lens,
+            batch.seq_lens[: shape.num_sequences or num_rows],
+            batch.wanted_positions,
+            host.lens[:num_rows],
+            [mapping[:num_rows] for mapping in host.slot_mappings],
+            columns[-1].stop,
+            self._table.reader(places, batch.token_ids[:num_rows]) if is_here else None,
+            self._padding(host, batch.seq_lens, slice(num_rows, shape.num_rows)) if num_rows < shape.num_rows else [],
+            [table[:num_rows] for table in host.state_tables],
+            [column[:num_rows] for column in host.adapters],
+            dataclasses.replace(batch, adapters=there.adapters[0]) if there.adapters else batch,
+            (cross_lens, host.cross_lens[0][:num_rows]) if host.cross_lens else None,
+            [table[:num_rows] for table in host.cross_tables],
+            choices,
+            {},
+        )
+
+    def _make_batch(
+        self, host: Columns[np.ndarray], there: Columns[Tensor], num_rows: int, shape: StepShape
+    ) -> InputBatch:
         padded, is_decode = shape.num_rows, shape.num_sequences is None
         seq_lens = self._seq_lens[: shape.num_sequences or padded]
         query_lens = (self._ones if is_decode else self._query_lens)[: len(seq_lens)]
-        spare, is_here = self._table.spare_page, self._table.device.type == "cpu"
-        rest = slice(num_rows, padded)
-        padding = [
-            (each[rest], place) for each, place in zip((places, next_places), self._table.spare_places, strict=True)
-        ]
-        padding += [(slots[rest], -1), (positions[rest], 0), (is_new[rest], 1), (lens[rest], 1), (seq_lens[rest], 1)]
-        padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
-        padding += [(table[rest, 0], spare) for table in tables]
-        padding += [(state_table[rest], 0) for state_table in state_tables]
-        padding += [(column[rest], -1) for column in adapters]
-        padding += [(lens[rest], 1) for lens in cross_lens or ()]
-        padding += [(table[rest, 0], spare) for table in cross[1:]]
-        starts = self._starts_there[: padded + 1]
+        starts, bound = self._starts_there[: padded + 1], shape.max_seq_len
         pages = [
             GroupPages(
                 mapping,
                 table[: len(seq_lens)],
-                DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len, shape.are_apart)
-                if is_decode
-                else None,
+                DeviceRows(starts, there.lens, table_there, 1, bound, shape.are_apart) if is_decode else None,
             )
             for mapping, table, table_there in zip(
-                groups_there[:num_groups], tables, groups_there[num_groups : 2 * num_groups], strict=True
+                there.slot_mappings, host.block_tables, there.block_tables, strict=True
             )
         ]
-        batch = InputBatch(
+        rows = None
+        if is_decode and shape.are_apart:
+            table = host.state_tables[0] if host.state_tables else None
+            rows = StateRows(there.slots, self._starts[: padded + 1], there.is_new, table, np.empty(0, np.int64))
+        return InputBatch(
             token_ids=self._token_ids[:padded],
-            positions=positions_there,
+            positions=there.positions,
             pages=pages,
             query_lens=query_lens,
             seq_lens=seq_lens,
             num_wanted=query_lens[: shape.num_sequences or num_rows],
             wanted_tokens=self._rows_there[:padded],
-            wanted_slots=slots[:num_rows],
+            wanted_slots=host.slots[:num_rows],
             wanted_positions=self._wanted_positions[:num_rows],
-            rows=StateRows(
-                slots_there,
-                self._starts[: padded + 1],
-                is_new_there,
-                state_tables[0] if state_tables else None,
-                np.empty(0, np.int64),
-            )
-            if is_decode and shape.are_apart
-            else None,
+            rows=rows,
             shape=shape,
-            wanted_places=next_there[:num_rows],
-            cross=self._cross_rows(cross[1:], groups_there[len(groups_there) - len(cross) :], starts),
-            unread=None if is_here else UnreadTokens(self._memory, places_there),
-        )
-        choices = None
-        if self._sampler is not None and shape.are_apart:
-            start = columns[-1].next_start
-            choices = ChoiceColumns(self._sampler, self._mirror, start, num_rows, padded, slots_there, next_there)
-        if len(self._views) >= MAX_ROWS + MAX_RECORDINGS:
-            self._views.pop(next(iter(self._views)))
-        return _Views(
-            batch,
-            places[:num_rows],
-            next_places[:num_rows],
-            slots[:num_rows],
-            positions[:num_rows],
-            is_new[:num_rows],
-            query_lens,
-            seq_lens[: shape.num_sequences or num_rows],
-            self._wanted_positions[:num_rows],
-            lens[:num_rows],
-            [mapping[:num_rows] for mapping in mappings],
-            columns[-1].stop,
-            self._table.reader(places[:num_rows], batch.token_ids[:num_rows]) if is_here else None,
-            padding if num_rows < padded else [],
-            [state_table[:num_rows] for state_table in state_tables],
-            [column[:num_rows] for column in adapters],
-            dataclasses.replace(batch, adapters=groups_there[-1 - len(cross)]) if adapters else batch,
-            None if cross_lens is None else (cross_lens[0][:num_rows], cross_lens[1][:num_rows]),
-            [table[:num_rows] for table in cross[1:]],
-            choices,
-            {},
+            wanted_places=there.next_places[:num_rows],
+            cross=self._cross_rows(host.cross_tables, there, starts),
+            unread=None if self._table.device.type == "cpu" else UnreadTokens(self._memory, there.places),
         )
 
-    def _cross_rows(self, tables: list[np.ndarray], there: list[Tensor], starts: Tensor) -> list[CrossRows]:
-        """What rows attend to, by group: `tables` on the host; lengths and tables on the device."""
+    def _padding(self, host: Columns[np.ndarray], seq_lens: np.ndarray, rest: slice) -> list[tuple[np.ndarray, int]]:
+        """Returns views of the rows `rest`, and the value that each gets."""
+        spare, (to_read, to_write) = self._table.spare_page, self._table.spare_places
+        values = [
+            *((host.places, to_read), (host.next_places, to_write), (host.slots, -1), (host.positions, 0)),
+            *((host.is_new, 1), (host.lens, 1), (seq_lens, 1)),
+            *((mapping, spare * self._table.block_size) for mapping in host.slot_mappings),
+            *((column, -1) for column in host.adapters),
+            *((lens, 1) for lens in ([self._cross_lens, *host.cross_lens] if host.cross_lens else ())),
+        ]
+        tables = [(table, spare) for table in (*host.block_tables, *host.cross_tables)]
+        tables += [(table, 0) for table in host.state_tables]
+        return [(column[rest], value) for column, value in values] + [
+            (table[rest, 0], value) for table, value in tables
+        ]
+
+    def _cross_rows(self, tables: list[np.ndarray], there: Columns[Tensor], starts: Tensor) -> list[CrossRows]:
+        """Returns what rows attend to, by group, whose `tables` are on the host."""
         if self._encoded is None:
             return []
-        lens_there, *tables_there = there
+        [lens_there] = there.cross_lens
         lens, bound = self._cross_lens[: len(lens_there)], self._encoded.max_rows
         return [
             CrossRows(lens, table, DeviceRows(starts, lens_there, table_there, 1, bound))
-            for table, table_there in zip(tables, tables_there, strict=True)
+            for table, table_there in zip(tables, there.cross_tables, strict=True)
         ]
 
     def _lay_out(self, shape: StepShape) -> list[StepColumn]:
-        """Returns the columns of a shape: places, next places, slots, positions, whether rows are new,
-        lengths, then each group's slot mapping, each group's block table, the slots as a block table, if states have
-        first rows, the adapters, if the table has any, and lengths and tables of encoder inputs, if there are any.
-        """
+        """Returns the columns of a shape, in the order of `Columns`."""
         num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
         table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
         kinds: list[tuple[torch.dtype, tuple[int, ...]]] = [
@@ -330,3 +284,12 @@ class DecodeInputs:
             table = (shape.num_rows, -(-self._encoded.max_rows // self._table.block_size))
             kinds += [(torch.int32, rows), *self._encoded.num_groups * [(torch.int32, table)]]
         return lay_out(kinds)
+
+    def _named(self, columns: Iterable[View]) -> Columns[View]:
+        """Names the columns of `_lay_out`."""
+        columns, num_groups = iter(columns), len(self._table.block_tables)
+        has_adapters, is_cross = self._table.adapters is not None, self._encoded is not None
+        num_cross = 0 if self._encoded is None else self._encoded.num_groups
+        counts = (num_groups, num_groups, self._has_first_rows, has_adapters, is_cross, num_cross)
+        first = itertools.islice(columns, 6)
+        return Columns(*first, *(list(itertools.islice(columns, count)) for count in counts))  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ from quire.executor.step.step_inputs import StepInputs
 from quire.executor.step.token_types import TokenTypes
 from quire.executor.transfers import Transfers
 from quire.ops.backend import Backend
+from quire.ops.recording import DraftsAs
 
 
 class RequestMemory(NamedTuple):
@@ -115,20 +116,10 @@ def build_runner(
     token_types = TokenTypes(table.device)
     media = MediaInputs.of(model, config.limits.max_num_seqs, spec.hidden_size, dtype, table.device)
     is_cached = bool(table.block_tables or memory.states)
-    has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
     decode_inputs = None
     if not sequences.is_divided and is_cached:
-        decode_inputs = DecodeInputs(
-            table,
-            recorded.choose_shape,
-            has_first_rows=has_first_rows,
-            encoded=memory.encoded,
-            shifts=None if media is None else media.shifts,
-            sampler=recorded_sampler,
-            drafts_as=ops.recording_rules.drafts_as
-            if can_record and not model.state_layers and memory.encoded is None
-            else None,
-        )
+        drafts_as = ops.recording_rules.drafts_as if can_record else None
+        decode_inputs = _decode_inputs(model, memory, media, recorded, recorded_sampler, drafts_as)
 
     def inputs(*others: SlotState) -> StepInputs:
         return StepInputs(
@@ -145,14 +136,7 @@ def build_runner(
 
     if not stage.is_last:
         return StageRunner(forward, inputs(), transfers, spans)
-    mode, drafts = config.logprobs_mode, drafter(sampler)
-    heads: dict[OutputKind, Head] = {
-        OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
-        OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers, adapters),
-        OutputKind.POOLED: Pooler(vector_heads, transfers, forward.compute_logits, spec.vocab_size, adapters),
-    }
-    if isinstance(model, AlignsTokens) and memory.encoded is not None:
-        heads[OutputKind.ALIGNMENT] = _aligner(config, model, memory, memory.encoded, transfers)
+    drafts, heads = drafter(sampler), _heads(config, model, memory, forward, vector_heads, transfers, adapters)
     parts = None
     if not sequences.is_divided and not has_peers:
         parts = _parts(config, memory, forward, is_cached=is_cached)
@@ -180,6 +164,45 @@ def build_runner(
             forward, ops, enabled=can_record and not ops.recording_rules.row_counts, is_paused=is_profiled
         ),
     )
+
+
+def _decode_inputs(
+    model: Model,
+    memory: RequestMemory,
+    media: MediaInputs | None,
+    recorded: RecordedSteps,
+    sampler: RecordedSampler | None,
+    drafts_as: DraftsAs | None,
+) -> DecodeInputs:
+    return DecodeInputs(
+        memory.table,
+        recorded.choose_shape,
+        has_first_rows=any(layer.num_first_rows for layer in model.state_layers),
+        encoded=memory.encoded,
+        shifts=None if media is None else media.shifts,
+        sampler=sampler,
+        drafts_as=None if model.state_layers or memory.encoded is not None else drafts_as,
+    )
+
+
+def _heads(
+    config: EngineConfig,
+    model: Model,
+    memory: RequestMemory,
+    forward: Forward,
+    vectors: Mapping[str, VectorHead],
+    transfers: Transfers,
+    adapters: Adapters | None,
+) -> dict[OutputKind, Head]:
+    size, compute_logits = config.spec.vocab_size, forward.compute_logits
+    heads: dict[OutputKind, Head] = {
+        OutputKind.PROMPT_LOGPROBS: PromptScorer(compute_logits, size, config.logprobs_mode, transfers),
+        OutputKind.HIDDEN_STATES: TokenVectors(vectors, transfers, adapters),
+        OutputKind.POOLED: Pooler(vectors, transfers, compute_logits, size, adapters),
+    }
+    if isinstance(model, AlignsTokens) and memory.encoded is not None:
+        heads[OutputKind.ALIGNMENT] = _aligner(config, model, memory, memory.encoded, transfers)
+    return heads
 
 
 def _aligner(
