@@ -1,5 +1,6 @@
 """Rows of an embedding or a head that an adapter replaces, as low-rank weights: one more rank for each row."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -41,7 +42,11 @@ def new_rows(tensors: ModuleTensors, base: BaseLayer) -> NewRows | None:
         return NewRows(torch.tensor(tensors.token_ids, dtype=torch.int64), rows, key)
     if "weight" not in tensors.by_kind:
         return None
-    own, rows, key = _rows_of(base), tensors.by_kind["weight"], tensors.keys["weight"]
+    own, rows, key = (
+        _rows_of(base, base.read_stored or base.read_weight),
+        tensors.by_kind["weight"],
+        tensors.keys["weight"],
+    )
     if own.shape != rows.shape:
         raise ModelLoadError(
             f"{key} is {list(rows.shape)}, and the served model's weight is {list(own.shape)}. Rows of another number "
@@ -62,7 +67,7 @@ def with_rows(weight: AdapterWeight | None, new: NewRows, base: BaseLayer, most:
     """
     if not len(new.numbers):
         return weight
-    own, num_others = _rows_of(base), 0 if weight is None else len(weight.a)
+    own, num_others = _rows_of(base, base.read_weight), 0 if weight is None else len(weight.a)
     if len(new.numbers) + num_others > most:
         raise ModelLoadError(
             f"{new.key} replaces {len(new.numbers)} rows of {base.part.name}. Tokens with other adapters share its "
@@ -94,7 +99,7 @@ def tied_weight(
     return weight if new is None else with_rows(weight, new, base, most)
 
 
-def _rows_of(base: BaseLayer) -> Tensor:
-    """The layer's weight, as it is stored: a row for each input of a table, and for each output of other layers."""
-    own = base.read_weight().cpu()
+def _rows_of(base: BaseLayer, read: Callable[[], Tensor]) -> Tensor:
+    """The layer's weight with a row for each input of a table, and for each output of other layers."""
+    own = read().cpu()
     return own.T if base.is_table else own

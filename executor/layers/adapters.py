@@ -71,12 +71,13 @@ class BaseLayer(NamedTuple):
 
     Attributes:
         locate: finds the layer in the checkpoint; None: it has no place of its own there.
-        read_weight: reads the weight, [out, in].
+        read_weight: reads the numbers that the layer multiplies with, [out, in].
         read_bias: reads the bias, [out]; None: there is none.
         is_table: the layer's inputs are numbers of rows, which it looks up in its weight; see `add_rows`.
         shares: the name of the table whose weight the layer has; None: it has one of its own.
         scale: of a table's outputs.
         meets_past: the weight is multiplied with what earlier tokens have left in the cache, too.
+        read_stored: reads the weight as it is in the file, if that may differ; None: it does not.
         is_label_head: the layer computes labels in float32, and an adapter may replace it whole.
     """
 
@@ -90,6 +91,7 @@ class BaseLayer(NamedTuple):
     shares: str | None = None
     scale: float = 1.0
     meets_past: bool = False
+    read_stored: Callable[[], Tensor] | None = None
     is_label_head: bool = False
 
     def most_ranks(self, limits: AdapterLimits) -> int:

@@ -15,10 +15,12 @@ from quire.executor.layers.adapters import BaseLayer, LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.online import Online
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import MissingTensorError, Shard
 from quire.ops.backend import Backend
 from quire.ops.linear import LinearWeight
+from quire.ops.quantized import dequantize
 
 
 class RowLookup(Protocol):
@@ -147,7 +149,8 @@ class VocabularyWeight:
             part=self._part._replace(name=_TIED_HEAD) if self._is_shared else self._part,
             has_bias=self._bias is not None,
             locate=(lambda: None) if self._is_shared else base.locate,
-            read_weight=self._read_whole,
+            read_weight=self._read_served,
+            read_stored=self._read_whole,
             read_bias=self._read_whole_bias,
             shares=self._table_name if self._is_shared else None,
         )
@@ -163,7 +166,8 @@ class VocabularyWeight:
             self.vocab_size,
             has_bias=False,
             locate=lambda: None,
-            read_weight=lambda: self._read_whole().T,
+            read_weight=lambda: (self._read_served() if self._is_shared else self._read_whole()).T,
+            read_stored=lambda: self._read_whole().T,
             read_bias=lambda: None,
             is_table=True,
             scale=scale,
@@ -179,6 +183,13 @@ class VocabularyWeight:
     def _read_whole(self) -> Tensor:
         whole = self._part._replace(shard=Shard(0, 0, self.vocab_size))
         return self._context.read_dequantized(whole, self._hidden_size)
+
+    def _read_served(self) -> Tensor:
+        """Reads the numbers of the head's product, which differ from the file's where heads are quantized at load."""
+        stored = self._read_whole()
+        if not isinstance(self._context.scheme, Online):
+            return stored
+        return dequantize(self._context.scheme.for_head(stored, self._part))
 
     def _read_whole_bias(self) -> Tensor | None:
         return None if self._bias is None else self._context.read(self._bias, (self.vocab_size,))

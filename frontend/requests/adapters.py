@@ -85,7 +85,11 @@ class Adapters:
         """
         try:
             for module in self._modules:
-                await self.load(module.name, module.path, parent=module.base_model_name)
+                served = await self.load(module.name, module.path, parent=module.base_model_name)
+                if module.name in self._of_media and served.soft_prompt is not None:
+                    raise ConfigError(
+                        f"--default-mm-loras: {module.path} is a soft prompt, which goes with text alone."
+                    )
         except (ParameterError, NotFoundError, UnavailableError) as error:
             raise ConfigError(f"--lora-modules, --prompt-adapters, --default-mm-loras: {error}") from None
 

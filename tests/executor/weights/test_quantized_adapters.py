@@ -67,3 +67,19 @@ def test_adapters_on_weights_that_are_quantized_at_load(name: str, checkpoint: C
             tensors[key] = dequantize(quantize(tensor))
     save_file(tensors, plain / "model.safetensors")
     check(folder, plain, tmp_path / "adapter", quantization=name)
+
+
+def test_new_rows_of_a_head_that_is_quantized_at_load(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """They are as the adapter says, whatever the rows that they replace were rounded to."""
+    folder, plain, adapter = checkpoint("qwen3", tie=False), tmp_path / "plain", tmp_path / "adapter"
+    shutil.copytree(folder, plain)
+    tensors = load_file(folder / "model.safetensors")
+    for key, tensor in tensors.items():
+        if LINEAR.fullmatch(key) or key == "lm_head.weight":
+            tensors[key] = dequantize(quantize(tensor))
+    save_file(tensors, plain / "model.safetensors")
+    config = {"target_modules": ["q_proj"], "trainable_token_indices": {"lm_head": PROMPT[1::7]}}
+    wanted = logprobs_of(trained(plain, adapter, **config), PROMPT)
+    worker = start(folder, spec=read_spec(folder), quantization="int8")
+    assert load(worker, adapter) == LoadedAdapter()
+    torch.testing.assert_close(Scorer(worker).score(PROMPT), wanted, atol=1e-4, rtol=0)
