@@ -78,6 +78,10 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
             "with the weights whole on each rank."
         ),
     ] = "weights"
+    skip_mm_profiling: Annotated[
+        bool,
+        Meta(description="Leave the activations of towers out of the memory plan: its pages may take their room."),
+    ] = False
     interleave_mm_strings: Annotated[
         bool,
         Meta(

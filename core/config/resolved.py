@@ -150,6 +150,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     pooling: PoolingSpec | None = None  # None: the model generates
     reads_media: bool = False  # towers for images and sounds are loaded where the model has some
     tower_mode: TowerMode = "weights"
+    plans_towers: bool = True  # the memory plan has room for their activations
     speculation: Speculation | None = None  # None: no drafts are made
     draft_model: DraftModelConfig | None = None  # what the method reads
     adapters: AdapterOptions | None = None  # that requests may use; None: none

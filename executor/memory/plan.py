@@ -158,14 +158,21 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
 
 
 def workspace_bytes(
-    spec: ModelSpec, model: Model, limits: SchedulerLimits, scratch_bytes: int, *, checks_drafts: bool = False
+    spec: ModelSpec,
+    model: Model,
+    limits: SchedulerLimits,
+    scratch_bytes: int,
+    *,
+    checks_drafts: bool = False,
+    counts_towers: bool = True,
 ) -> int:
     """Counts the bytes of activations in the largest step of one rank's `model`. One that `checks_drafts` has rows of
     logits for these.
 
     They are a layer's intermediates apart from the residual stream, including rows that initialize sequences; the
     scratch memory of the backend's attention (`Backend.scratch_bytes`); and four float32 tensors of the logits' shape:
-    logits, raw log-probabilities, probabilities, and a temporary of the sampler.
+    logits, raw log-probabilities, probabilities, and a temporary of the sampler. A tower computes before that, and its
+    activations count unless not `counts_towers`.
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -173,7 +180,8 @@ def workspace_bytes(
     num_tokens = limits.max_num_batched_tokens + rows * num_first_rows
     rows = limits.most_draft_rows if checks_drafts else rows
     media = media_bytes(spec, model, limits)
-    return max(num_tokens * per_token, media.encoding) + media.rows + scratch_bytes + 4 * rows * spec.vocab_size * 4
+    activations = max(num_tokens * per_token, media.encoding if counts_towers else 0)
+    return activations + media.rows + scratch_bytes + 4 * rows * spec.vocab_size * 4
 
 
 class MediaBytes(NamedTuple):

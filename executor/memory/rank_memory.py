@@ -66,7 +66,8 @@ class RankMemory:
         states, pages = layouts[stage]
         row = longest_row_bytes(spec, model, config.max_model_len)
         scratch = ops.scratch_bytes(device, row, is_quantized=isinstance(pages, KVLayout) and pages.is_quantized)
-        workspace = workspace_bytes(spec, model, limits, scratch, checks_drafts=config.speculation is not None)
+        drafts, towers = config.speculation is not None, config.plans_towers
+        workspace = workspace_bytes(spec, model, limits, scratch, checks_drafts=drafts, counts_towers=towers)
         if companion is not None:  # the two run in turns
             other = companion[0]
             row = longest_row_bytes(other.spec, companion[1], config.max_model_len)

@@ -105,6 +105,7 @@ def resolve(
         pooling=pooling,
         reads_media=reads_media(args.multimodal, spec, layout),
         tower_mode=args.multimodal.mm_encoder_tp_mode,
+        plans_towers=not args.multimodal.skip_mm_profiling,
         speculation=speculation,
         draft_model=draft_model,
         adapters=adapters,

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,14 @@ _MORE = frozenset({"position_bias", "softcap", "sliding_window", "s_aux"})
 """Arguments of the library's functions that make attention more than products."""
 
 
+class _Rotation(NamedTuple):
+    """An image's cosines and sines, which are kept because their ids are keys, and what the backend takes."""
+
+    cos: Tensor
+    sin: Tensor
+    factors: tuple[Tensor, Tensor]
+
+
 class TowerAttention:
     """Computes calls without a mask by `Backend.sequence_attention`, and others as the library does.
 
@@ -34,7 +42,7 @@ class TowerAttention:
         self._device = device
         self._batches: dict[Any, Any] = {}  # of the item that is being encoded, by what tells the lengths
         self._ends: dict[int, Tensor] = {}  # keeps tensors that are keys by their id
-        self._rotations: dict[tuple[int, int], Any] = {}  # likewise
+        self._rotations: dict[tuple[int, int], _Rotation] = {}
         self.whole, self.cut = f"quire-tower-{id(self)}", f"quire-tower-flash-{id(self)}"
 
     def register(self, owner: object) -> None:
@@ -76,9 +84,9 @@ class TowerAttention:
         if found is None:
             signs = torch.ones(cos.shape[1], device=cos.device)
             signs[: cos.shape[1] // 2] = -1
-            factors = tuple(x.to(dtype).unsqueeze(1) for x in (cos, sin * signs))
-            found = self._rotations[id(cos), id(sin)] = (cos, sin), factors
-        return found[1]
+            found = _Rotation(cos, sin, (cos.to(dtype).unsqueeze(1), (sin * signs).to(dtype).unsqueeze(1)))
+            self._rotations[id(cos), id(sin)] = found
+        return found.factors
 
     def batch(self, num_rows: int, num_tokens: int, ends: Tensor | None) -> Any:
         """Prepares the sequences of a call: `num_rows` of `num_tokens`, or those that end where `ends` says."""
@@ -109,7 +117,8 @@ def as_the_library(
         return sdpa_attention_forward(module, query, key, value, mask, **arguments)[0]
     lengths = ends.diff().tolist()
     parts = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
-    return torch.cat([sdpa_attention_forward(module, *part, mask, **arguments)[0] for part in parts], dim=1)
+    outputs = [sdpa_attention_forward(module, q, k, v, mask, **arguments)[0] for q, k, v in parts]
+    return torch.cat(outputs, dim=1)
 
 
 def _is_plain(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> bool:

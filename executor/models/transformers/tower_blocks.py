@@ -144,6 +144,7 @@ class TowerBlock(LayerModule):
         x = given[_X]
         heads = self._project(x).view(len(x), 3 * self._num_heads, -1)
         batch = self._attention.batch(1, len(x), given[_ENDS])
-        rotation = self._attention.rotation(*given[_ROTATION], heads.dtype)
+        cos, sin = given[_ROTATION]
+        rotation = self._attention.rotation(cos, sin, heads.dtype)
         out = self._ops.sequence_attention(heads, self._num_heads, batch, self._form, rotation=rotation)
         return self._output(out.flatten(1))

@@ -16,7 +16,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.models.transformers.layer_modules import Patches
 from quire.executor.models.transformers.probe import Findings, runnable, set_attention
 from quire.executor.models.transformers.replacement import LayerReplacement
-from quire.executor.models.transformers.splits import choose_splits
+from quire.executor.models.transformers.splits import Split, choose_splits
 from quire.executor.models.transformers.tower_attention import LENGTHS, TowerAttention
 from quire.executor.models.transformers.tower_blocks import TowerBlock, read_block
 from quire.executor.models.transformers.tower_samples import READER, sample_images
@@ -211,7 +211,7 @@ class TowerReplacement:
         self._findings = findings
         self._modules = modules
         self._reached = {module for module in modules if module in findings.called}
-        self._splits = {
+        self._splits: dict[nn.Module, Split] = {
             module: split
             for module, split in choose_splits(model, findings, self._context, with_plan=False).items()
             if module in self._reached and type(module) is nn.Linear
@@ -255,7 +255,7 @@ class TowerReplacement:
         self._model.get_submodule(parent)._modules[child] = part
 
 
-def _cuts_patches(module: nn.Module) -> bool:
+def _cuts_patches(module: Any) -> bool:
     """Returns True for a convolution of patches that do not overlap."""
     return (
         type(module) in (nn.Conv2d, nn.Conv3d)
