@@ -26,7 +26,7 @@ MAX_TILE = 128 * 64
 """Query heads of a KV head, times numbers of a head: more would not fit a program's registers."""
 
 MAX_PROMPT_HEAD_DIM = 256
-"""Of prompts, and of float32: a program's outputs of larger heads would not fit its registers."""
+"""Values of a head that a program has in prompts, and numbers of one in float32: registers hold no more."""
 
 MAX_DECODE_ROWS = 4096
 MAX_BLOCKS = 65_535
@@ -75,6 +75,8 @@ def prompt_tiles(num_lanes: int, group: int, head_dim: int, dtype: torch.dtype, 
     """
     if dtype.itemsize == 4:  # products without matrix units hold all operands in registers; larger heads would not fit
         return Tiles(max(32, triton.next_power_of_2(group)), 32, 8, 2)
+    if head_dim > MAX_PROMPT_HEAD_DIM:  # 64 rows of queries are 64 kB, and so are two tiles of keys
+        return Tiles(64, 32, 8, 2)
     if head_dim > 128 or cache_dtype in kv_rows.KINDS:  # 64 rows of four warps would not fit, nor would 64 keys
         return Tiles(128, 32, 8, 3)
     return Tiles(64, 64, 4, 3) if max(num_lanes, group) <= 64 else Tiles(128, 64, 8, 3)
@@ -87,7 +89,7 @@ def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) ->
         has_tiles(q, kv_cache)
         and len(rows.seq_lens) <= MAX_DECODE_ROWS
         and len(q) + len(rows.seq_lens) <= MAX_BLOCKS
-        and (rows.max_query_len == 1 or q.shape[2] <= MAX_PROMPT_HEAD_DIM)
+        and (rows.max_query_len == 1 or has_prompt_tiles(q.shape[2], kv_cache.dtype))
         and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and block_d <= 64))
     )
 
@@ -118,6 +120,13 @@ def has_tiles(q: Tensor, kv_cache: Tensor) -> bool:
         and triton.next_power_of_2(group) * triton.next_power_of_2(head_dim) <= MAX_TILE
         and kv_rows.has_kernels(kv_cache, head_dim)
     )
+
+
+def has_prompt_tiles(head_dim: int, cache_dtype: torch.dtype) -> bool:
+    """Returns True if rows of several tokens have tiles for heads of this size."""
+    if head_dim <= MAX_PROMPT_HEAD_DIM:
+        return True
+    return head_dim % MAX_PROMPT_HEAD_DIM == 0 and cache_dtype not in kv_rows.KINDS
 
 
 class Attention:
@@ -239,15 +248,15 @@ def _attend_prompts(
     num_kv_heads, _, row = kv_cache.shape[2:]
     group = num_heads // num_kv_heads
     tiles = prompt_tiles(group * rows.max_query_len, group, head_dim, q.dtype, kv_cache.dtype)
-    block_q = tiles.block_m // group
+    block_q, values = tiles.block_m // group, min(head_dim, MAX_PROMPT_HEAD_DIM)
     prompt_attention(
-        (num_kv_heads, num_blocks(num_tokens, num_rows, block_q)),
+        (num_kv_heads, num_blocks(num_tokens, num_rows, block_q), head_dim // values),
         q, in_octets(kv_cache), out, lse, rows.query_starts, rows.seq_lens, rows.prefix_spans, rows.block_tables,
         form.sinks, form.slopes, form.distance_bias,
         num_rows, num_kv_heads, group, block_q, rows.block_tables.stride(0), kv_cache.stride(0),
         kv_rows.page_shift(kv_cache), *form_numbers(form),
-        **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, ROW=row,
+        **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), VALUES=values,
+        BLOCK_V=triton.next_power_of_2(values), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, ROW=row,
         KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
 
@@ -300,7 +309,7 @@ def _variants_of_heads(
         return
     for starts in (None, "*i32"):  # in decode steps, and beside prompts
         yield _variant(decode_attention, name, head_dim, cache_dtype, tiles, {**rows, "starts_ptr": starts})
-    if head_dim <= MAX_PROMPT_HEAD_DIM:
+    if has_prompt_tiles(head_dim, cache_dtype or dtype):
         for own in sorted({prompt_tiles(lanes, 1, head_dim, dtype, cache_dtype or dtype) for lanes in (64, 65)}):
             yield _variant(prompt_attention, name, head_dim, cache_dtype, own, form)
 
@@ -333,6 +342,8 @@ def _variant(
             constants.pop(key, None)
         else:
             constants[key] = value
+    if kernel is prompt_attention:
+        constants["VALUES"] = constants["BLOCK_V"] = min(head_dim, MAX_PROMPT_HEAD_DIM)
     typed = {each: types.get(each, "i32") for each in kernel.parameters if each not in constants}
     reason = "64 rows for each four warps" if kernel is prompt_attention else "16 rows hold a KV head's query heads"
     kind = "" if cache_dtype is None else kv_rows.kind_of(cache_dtype)

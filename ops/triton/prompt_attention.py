@@ -1,6 +1,7 @@
 """Attention of rows with several new tokens: prompts, and parts of prompts.
 
-A program computes a block of one row's queries, for all query heads of one KV head, over all keys that they see.
+A program computes a block of one row's queries, for all query heads of one KV head, over all keys that they see. Of a
+head with more values than registers hold, programs share the values, and each computes all scores.
 """
 
 import triton
@@ -65,6 +66,8 @@ def _attend_tiles(
     reach,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUES: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROW: tl.constexpr,
     KIND: tl.constexpr,
@@ -90,7 +93,7 @@ def _attend_tiles(
         if IS_MASKED:
             is_seen = (keys[None, :] >= firsts[:, None]) & (keys[None, :] < ends[:, None])
             scores = tl.where(is_seen, scores, float("-inf"))
-        v, v_scales = load_rows(values_ptr, places, scale_places, in_range, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+        v, v_scales = load_rows(values_ptr, places, scale_places, in_range, VALUES, BLOCK_V, KIND, q.dtype)
         v = scaled_values(v, v_scales, KIND)
         most, total, acc = softmax_step(scores, most, total, acc, v, v_scales, KIND)
     return most, total, acc
@@ -124,6 +127,8 @@ def prompt_attention(
     reach,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUES: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROW: tl.constexpr,
@@ -132,6 +137,8 @@ def prompt_attention(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """A block is `block_q` queries, times the `group` query heads of a KV head: at most BLOCK_M rows.
+
+    The grid is (KV heads, blocks, parts of `VALUES` values): of a quantized cache, there is one part.
 
     Rows of one token are left to `decode_attention`.
     """
@@ -176,23 +183,28 @@ def prompt_attention(
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + heads)
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
+    first_value = tl.program_id(2) * VALUES
     values_ptr = cache_ptr + head_begin(num_kv_heads.to(tl.int64), page_shift, ROW, KIND)
+    if VALUES < HEAD_DIM:
+        values_ptr += first_value
     page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     for part in tl.static_range(3):
         tiles_begin = begin if part == 0 else full_begin if part == 1 else full_end
         tiles_end = full_begin if part == 0 else full_end if part == 1 else limit
         most, total, acc = _attend_tiles(
             most, total, acc, tiles_begin, tiles_end, q, cache_ptr, values_ptr, table_ptr, kv_head, page_stride,
             page_shift, positions, firsts, ends, least, limit, heads, slopes, bias_ptr, scale, softcap, reach,
-            HEAD_DIM, BLOCK_D, BLOCK_N, ROW, KIND, HAS_SOFTCAP, slopes_ptr is not None, part != 1,
+            HEAD_DIM, BLOCK_D, VALUES, BLOCK_V, BLOCK_N, ROW, KIND, HAS_SOFTCAP, slopes_ptr is not None, part != 1,
         )  # fmt: skip
     sinks = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if sinks_ptr is not None:
         sinks = tl.load(sinks_ptr + heads)
     out, lse = finish(most, total, acc, sinks)
-    tl.store(out_ptr + rows[:, None] * HEAD_DIM + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+    values = tl.arange(0, BLOCK_V)
+    outs = out_ptr + rows[:, None] * HEAD_DIM + first_value + values[None, :]
+    tl.store(outs, out.to(out_ptr.dtype.element_ty), mask=is_query[:, None] & (values < VALUES)[None, :])
     if lse_ptr is not None:
         tl.store(lse_ptr + rows, lse, mask=is_query)

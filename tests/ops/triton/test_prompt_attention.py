@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.ops.backend import AttentionForm
+from quire.ops.triton.attention import covers
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.prompt_attention import num_blocks
 from tests.ops.test_attention import Step
@@ -24,11 +25,25 @@ MIXED = [(1, 37), (5, 5), (20, 90)]
         {"num_heads": 71, "num_kv_heads": 1, "head_dim": 16, "block_size": 64, "dtype": torch.float16},
         {"num_heads": 2, "num_kv_heads": 1, "head_dim": 192, "page_gap": 32, "dtype": torch.float16},
         {"num_heads": 1, "num_kv_heads": 1, "head_dim": 256, "block_size": 128, "dtype": torch.bfloat16},
+        {"num_heads": 2, "num_kv_heads": 2, "head_dim": 512, "dtype": torch.bfloat16},
+        {"num_heads": 9, "num_kv_heads": 1, "head_dim": 512, "page_gap": 64, "dtype": torch.float16},
     ],
 )
 def test_shapes_of_models(shape: dict[str, Any]) -> None:
     step = Step(EAGER, MIXED, **shape)
     assert_equal_to_eager(step, run(step))
+
+
+@pytest.mark.parametrize("form", [{"window": 20}, {"softcap": 3.0, "sinks": torch.tensor([0.5, -1.0])}], ids=str)
+def test_programs_that_share_the_values_of_a_head_have_its_form(form: dict[str, Any]) -> None:
+    step = Step(EAGER, [(30, 70), (3, 3)], num_heads=2, num_kv_heads=1, head_dim=512, dtype=torch.bfloat16)
+    assert_equal_to_eager(step, run(step, **form), **form)
+
+
+@pytest.mark.parametrize("shape", [{"head_dim": 384}, {"head_dim": 512, "cache_dtype": torch.int8}], ids=str)
+def test_heads_without_tiles_are_left_to_torch(shape: dict[str, Any]) -> None:
+    step = Step(EAGER, [(2, 5)], num_heads=2, num_kv_heads=1, dtype=torch.bfloat16, **shape)
+    assert not covers(step.q, step.kv_cache, rows_of(step), AttentionForm(step.scale))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
