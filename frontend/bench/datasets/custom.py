@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
+from quire.frontend.bench.datasets.lines import read_lines
 from quire.frontend.bench.datasets.request import BenchRequest, Vocabulary
 
 
@@ -44,7 +44,7 @@ class CustomDataset:
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
         """The first prompts of the file. Repeats them if there are too few, unless `--no-oversample` is given."""
-        lines = self._read()
+        lines = read_lines(self._path, _Line, "prompt")
         if self._shuffle:
             lines = [lines[index] for index in np.random.default_rng(seed).permutation(len(lines))]
         requests = [
@@ -61,20 +61,3 @@ class CustomDataset:
         if line.output_tokens is None or line.output_tokens < 1:
             raise ConfigError(f"--custom-output-len -1 needs a positive output_tokens on each line of {self._path}.")
         return line.output_tokens
-
-    def _read(self) -> list[_Line]:
-        try:
-            rows = self._path.read_bytes().splitlines()
-        except OSError as error:
-            raise ConfigError(f"--dataset-path {self._path}: {error.strerror}.") from None
-        lines = []
-        for number, row in enumerate(rows, 1):
-            if not row.strip():
-                continue
-            try:
-                lines.append(msgspec.json.decode(row, type=_Line))
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"--dataset-path {self._path}, line {number}: {error}.") from None
-        if not lines:
-            raise ConfigError(f"--dataset-path {self._path} holds no prompt.")
-        return lines

@@ -8,11 +8,11 @@ counts from the file's own folder.
 import argparse
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from quire.core.errors import ConfigError
+from quire.frontend.bench.datasets.lines import read_lines
 from quire.frontend.bench.datasets.request import BenchRequest, Sound, Vocabulary
 from quire.frontend.media.errors import MediaError
 from quire.frontend.media.sounds.files import read_file
@@ -96,20 +96,7 @@ class SoundDataset:
         return lines
 
     def _file(self) -> list[_Line]:
-        try:
-            rows = self._path.read_bytes().splitlines()
-        except OSError as error:
-            raise ConfigError(f"--dataset-path {self._path}: {error.strerror}.") from None
-        lines = []
-        for number, row in enumerate(rows, 1):
-            if not row.strip():
-                continue
-            try:
-                line = msgspec.json.decode(row, type=_Line)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"--dataset-path {self._path}, line {number}: {error}.") from None
+        lines = read_lines(self._path, _Line, "sound")
+        for line in lines:
             line.audio = str(self._path.parent / line.audio)
-            lines.append(line)
-        if not lines:
-            raise ConfigError(f"--dataset-path {self._path} names no sound.")
         return lines
