@@ -199,7 +199,7 @@ class AsyncLLM(EngineControl):
         adapters = Adapters(
             model,
             client,
-            read_modules([*(args.lora.lora_modules or ()), *(args.lora.prompt_adapters or ())]),
+            read_modules(args.lora),
             _resolvers(args, model),
             _soft_prompts(args, config),
             _media_adapters(args, config),

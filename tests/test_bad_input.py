@@ -136,6 +136,8 @@ def test_path_that_is_no_checkpoint_is_told(checkpoint: Callable[..., Path]) -> 
         (["--ssl-certfile", __file__, "--ssl-keyfile", __file__], "must be PEM files"),
         (["--max-model-len", "1000000"], "exceeds the checkpoint's own limit of 2048"),
         (["--tokenizer", "/nowhere"], "--tokenizer: there is no folder '/nowhere'"),
+        (["--lora-modules", "x=/nowhere"], "--lora-modules needs --enable-lora"),
+        (["--enable-lora", "--lora-modules", "x=/nowhere"], "--lora-modules: The adapter 'x' is not there: '/nowhere'"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

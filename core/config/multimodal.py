@@ -100,16 +100,16 @@ class MultimodalConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, limit in (self.limit_mm_per_prompt or {}).items():
             if name not in ("image", "audio", "video", "vision_chunk"):
-                raise ConfigError(f"limit_mm_per_prompt: {name!r} is no kind of item; name image, audio or video.")
+                raise ConfigError(f"--limit-mm-per-prompt: {name!r} is no kind of item; name image, audio or video.")
             count = limit.get("count", DEFAULT_LIMIT) if isinstance(limit, dict) else limit
             known = ("count", *_LIMIT_OPTIONS.get(name, ()))
             for key, value in limit.items() if isinstance(limit, dict) else ():
                 if key not in known:
-                    raise ConfigError(f"limit_mm_per_prompt: {name} has no {key!r}; it has {', '.join(known)}.")
+                    raise ConfigError(f"--limit-mm-per-prompt: {name} has no {key!r}; it has {', '.join(known)}.")
                 if key != "count" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                    raise ConfigError(f"limit_mm_per_prompt: {key} must be a whole number above 0, got {value!r}.")
+                    raise ConfigError(f"--limit-mm-per-prompt: {key} must be a whole number above 0, got {value!r}.")
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise ConfigError(f"limit_mm_per_prompt: {name} must be a whole number from 0, got {limit!r}.")
+                raise ConfigError(f"--limit-mm-per-prompt: {name} must be a whole number from 0, got {limit!r}.")
         if self.mm_processor_cache_type != "shm" and self.mm_shm_cache_max_object_size_mb != 128:
             raise ConfigError("mm_shm_cache_max_object_size_mb goes with --mm-processor-cache-type shm.")
         check_io_options(self.media_io_kwargs or {})

@@ -131,7 +131,7 @@ class ModelContext:
         """
         if size % self.group.size:
             raise ModelLoadError(
-                f"tensor_parallel_size {self.group.size} does not divide the model's {size} {what}; "
+                f"--tensor-parallel-size {self.group.size} does not divide the model's {size} {what}; "
                 f"choose a divisor of {size}."
             )
         return size // self.group.size

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core import checkpoint_file
+from quire.core.config.lora import LoRAConfig
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from quire.core.wire.adapters import CONFIG_NAME, WEIGHTS_NAMES, Adapter, adapter_digest
 from quire.core.wire.protocol import PromptEmbeds
@@ -152,22 +153,33 @@ class AdapterNames:
         return f" Known are {', '.join(map(repr, self._served))}." if self._served else " There are none."
 
 
-def read_modules(given: list[str]) -> list[AdapterModule]:
+def read_modules(options: LoRAConfig) -> list[AdapterModule]:
     """The adapters of `--lora-modules` and `--prompt-adapters`: NAME=PATH, an object of JSON, or a list of those.
 
     Raises:
-        ConfigError: a text of another form, or a name twice.
+        ConfigError: a text of another form, a name twice, a folder without an adapter, or the server takes none.
     """
-    modules: list[AdapterModule] = []
-    for text in given:
-        modules += _read_module(text)
-    names = [module.name for module in modules]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"--lora-modules names {twice[0]!r} twice; each adapter needs a name of its own.")
-    return modules
+    modules: dict[str, AdapterModule] = {}
+    for option, given, wanted in (
+        ("--lora-modules", options.lora_modules, "--enable-lora"),
+        ("--prompt-adapters", options.prompt_adapters, "--enable-prompt-adapter"),
+    ):
+        own = [module for text in given or () for module in _read_module(option, text)]
+        for module in own:
+            if module.name in modules:
+                raise ConfigError(f"{option} names {module.name!r} twice; each adapter needs a name of its own.")
+            modules[module.name] = module
+        if own and not (options.enable_lora or options.enable_prompt_adapter):
+            raise ConfigError(f"{option} needs {wanted}.")
+        for module in own:
+            try:
+                _folder_of(module.name, module.path)
+            except NotFoundError as error:
+                raise ConfigError(f"{option}: {error}") from None
+    return list(modules.values())
 
 
-def _read_module(text: str) -> list[AdapterModule]:
+def _read_module(option: str, text: str) -> list[AdapterModule]:
     if text.lstrip().startswith(("{", "[")):
         try:
             content: Any = json.loads(text)
@@ -175,11 +187,11 @@ def _read_module(text: str) -> list[AdapterModule]:
             return [msgspec.convert(each, AdapterModule) for each in many]
         except (ValueError, RecursionError, msgspec.ValidationError) as error:
             raise ConfigError(
-                f"--lora-modules: {text!r} must be an object with name and path, and perhaps base_model_name ({error})."
+                f"{option}: {text!r} must be an object with name and path, and perhaps base_model_name ({error})."
             ) from None
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise ConfigError(f"--lora-modules takes NAME=PATH or an object of JSON, got {text!r}.")
+        raise ConfigError(f"{option} takes NAME=PATH or an object of JSON, got {text!r}.")
     return [AdapterModule(name=name, path=path)]
 
 
@@ -190,6 +202,14 @@ def find_adapter(name: str, path: str) -> Adapter:
         NotFoundError: there is no such folder, or no adapter in it.
         ParameterError: its files cannot be read.
     """
+    folder = _folder_of(name, path)
+    try:
+        return Adapter(name, str(folder), adapter_digest(folder), _invocation_of(folder))
+    except OSError as error:
+        raise ParameterError(f"The adapter {name!r} cannot be read: {error}.", param="lora_path") from None
+
+
+def _folder_of(name: str, path: str) -> Path:
     folder = Path(os.path.abspath(os.path.expanduser(path)))
     if not folder.is_dir():
         raise NotFoundError(f"The adapter {name!r} is not there: {str(folder)!r} is no folder.", param="lora_path")
@@ -198,10 +218,7 @@ def find_adapter(name: str, path: str) -> Adapter:
             raise NotFoundError(
                 f"The adapter {name!r} is not there: {str(folder)!r} has no {' or '.join(wanted)}.", param="lora_path"
             )
-    try:
-        return Adapter(name, str(folder), adapter_digest(folder), _invocation_of(folder))
-    except OSError as error:
-        raise ParameterError(f"The adapter {name!r} cannot be read: {error}.", param="lora_path") from None
+    return folder
 
 
 def base_of(folder: Path) -> str | None:
