@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
-from quire.core.config.resolved import EngineConfig
+from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.engine.borrowed_engine import BorrowingLauncher, FollowsOwner
 from quire.core.engine.client import EngineClient, OnPlaced
 from quire.core.errors import ConfigError
@@ -45,6 +45,11 @@ from quire.frontend.requests.soft_prompts import SoftPrompts
 from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
+
+
+def _joins_messages(spec: ModelSpec) -> bool:
+    """True if an image is no part of a text, so that conversations need no template."""
+    return spec.embeds_images or (spec.encoder is not None and spec.encoder.reads_images)
 
 
 class AsyncLLM(EngineControl):
@@ -96,7 +101,7 @@ class AsyncLLM(EngineControl):
         self.prompts = self._intake.prompts
         self.hearing = self._intake.hearing
         self.media = self._intake.media
-        self.chat_templates = ChatTemplates(tokenizer, model.name, joins=config.spec.embeds_images)
+        self.chat_templates = ChatTemplates(tokenizer, model.name, joins=_joins_messages(config.spec))
         self._tokenizer = tokenizer
 
     @classmethod

@@ -34,11 +34,17 @@ class EncoderSpec(Struct, frozen=True, kw_only=True):
     vocab_size: int  # of the encoder's tokens
     max_rows: int  # most rows of an input that the decoder attends to: tokens, for a text
     num_channels: int = 0  # of the features that it reads in place of tokens; every input then has `max_rows` rows
+    image_size: tuple[int, int] = (0, 0)  # height and width in pixels, where the features are an image
 
     @property
     def reads_features(self) -> bool:
         """True if inputs are features, such as a sound's spectrogram, and not tokens."""
         return self.num_channels > 0
+
+    @property
+    def reads_images(self) -> bool:
+        """True if these features are images, and not sounds."""
+        return self.image_size != (0, 0)
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):

@@ -180,6 +180,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "T5ForConditionalGeneration": ("encoder_decoders.t5", "T5ForConditionalGeneration"),
     "UMT5EncoderModel": ("encoders.t5", "UMT5EncoderModel"),
     "UMT5ForConditionalGeneration": ("encoder_decoders.t5", "UMT5ForConditionalGeneration"),
+    "VisionEncoderDecoderModel": ("encoder_decoders.vision", "VisionEncoderDecoderModel"),
     "WhisperForConditionalGeneration": ("encoder_decoders.whisper", "WhisperForConditionalGeneration"),
     "XLMRobertaForMaskedLM": ("encoders.bert", "RobertaModel"),
     "XLMRobertaForSequenceClassification": ("encoders.bert", "RobertaModel"),

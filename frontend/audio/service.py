@@ -172,7 +172,7 @@ class SpeechToText:
         hearing, rules, media = self._engine.hearing, self._model.decoder, self._engine.media
         if hearing is not None and rules is not None and rules.speech is not None:
             return ListeningDecoder(self._engine, hearing, rules.speech)
-        if media is None:
+        if media is None or rules is not None:  # or its encoder reads images
             return None
         config = read_json_if_present(Path(self._model.folder) / "config.json")
         instruction = instruction_of(str(config.get("model_type")))

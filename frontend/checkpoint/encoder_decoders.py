@@ -1,4 +1,4 @@
-"""Models with an encoder and a decoder for text: what config.json and generation_config.json say of each side."""
+"""Models with an encoder and a decoder of text: what config.json and generation_config.json say of each side."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,14 @@ from msgspec import Struct
 from quire.core.config.resolved import EncoderSpec
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.config_defaults import complete
+from quire.frontend.checkpoint.image_encoders import read_image_facts
 from quire.frontend.checkpoint.speech_tokens import SpeechTokens
 
-_GENERATING_ENDS = ("ForConditionalGeneration", "MTModel")
+_GENERATING_ENDS = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
 """The ends of names of such models' classes that generate text."""
+
+_PROMPTED = ("donut-swin",)
+"""Types of encoders whose decoder's prompt `generate` of Transformers leaves as it is."""
 
 DECODER_FIELDS: dict[str, tuple[str, ...]] = {
     "vocab_size": ("decoder_vocab_size", "tgt_vocab_size"),
@@ -35,13 +39,14 @@ class DecoderRules(Struct, frozen=True, kw_only=True):
     bad_words_ids: list[list[int]] = []  # `suppress_tokens` included
     begin_suppress_tokens: list[int] = []  # not the first token of an output
     min_length: int = 0  # tokens of the decoder's prompt and output, before which none ends it
-    speech: SpeechTokens | None = None  # of a model that hears; None: its encoder reads text
+    speech: SpeechTokens | None = None  # of a model that hears; None: its encoder reads text or images
+    has_own_start: bool = True  # a prompt that begins otherwise gets the start token
 
     def begin(self, token_ids: list[int]) -> list[int]:
         """The decoder's prompt, of the token ids that a request gives for it."""
         if self.speech is not None:
             return self.speech.begin(token_ids)
-        if token_ids[:1] != [self.decoder_start_token_id]:
+        if token_ids[:1] != [self.decoder_start_token_id] and (self.has_own_start or not token_ids):
             token_ids = [self.decoder_start_token_id, *token_ids]
         if len(token_ids) == 1 and self.forced_bos_token_id is not None:
             return [*token_ids, self.forced_bos_token_id]
@@ -78,6 +83,13 @@ def read_encoder_spec(config: Mapping[str, Any], max_positions: int, vocab_size:
         rows := own.get("max_source_positions"), int
     ):
         return EncoderSpec(vocab_size=vocab_size, max_rows=rows, num_channels=channels)
+    if isinstance(inner, dict) and (image := read_image_facts(inner)) is not None:
+        return EncoderSpec(
+            vocab_size=vocab_size,
+            max_rows=image.num_rows,
+            num_channels=inner.get("num_channels", 3),
+            image_size=(image.height, image.width),
+        )
     own_size = own.get("src_vocab_size") or own.get("vocab_size")
     own_positions = own.get("max_encoder_position_embeddings") or own.get("max_position_embeddings")
     return EncoderSpec(
@@ -110,6 +122,7 @@ def read_decoder_rules(config: Mapping[str, Any], generation: Mapping[str, Any],
         bad_words_ids=[*_sequences(source, "bad_words_ids", path), *suppressed],
         begin_suppress_tokens=_ids(source, "begin_suppress_tokens", path),
         min_length=source.get("min_length") or 0,
+        has_own_start=(config.get("encoder") or {}).get("model_type") not in _PROMPTED,
     )
 
 

@@ -245,7 +245,8 @@ def read_rules_of_decoder(folder: Path, model: ModelConfig) -> DecoderRules | No
 
 def _rules(config: dict[str, Any], generation: dict[str, Any], folder: Path, model: ModelConfig) -> DecoderRules:
     rules = read_decoder_rules(config, generation, folder / "config.json")
-    if not read_encoder_spec(complete(config), 1, 1).reads_features:
+    encoder = read_encoder_spec(complete(config), 1, 1)
+    if not encoder.reads_features or encoder.reads_images:
         return rules
     ends = _eos_token_ids(config, model, folder, folder)
     speech = read_speech_tokens(generation or config, rules.decoder_start_token_id, ends, folder)

@@ -35,6 +35,7 @@ KINDS: dict[str, Kind] = {
     "ForConditionalGeneration": Kind("none"),
     "ChatModel": Kind("none"),
     "LMHeadModel": Kind("none"),
+    "EncoderDecoderModel": Kind("none"),
     "ForTextEncoding": Kind("embed"),
     "EmbeddingModel": Kind("embed"),
     "ForMaskedLM": Kind("embed", scores_vocabulary=True),

@@ -7,6 +7,7 @@ from quire.core import envs
 from quire.core.config.resolved import EncoderSpec
 from quire.core.errors import ParameterError
 from quire.core.wire.encoder_input import Features
+from quire.core.wire.media import Modality
 from quire.frontend.media.decoder import MediaDecoder
 from quire.frontend.media.messages import Clip, ReadSound, Sound
 from quire.frontend.media.samples import read_samples_of
@@ -43,9 +44,15 @@ class Hearing:
         encoder: what the model's encoder reads.
     """
 
+    modality: Modality = "audio"
+
     def __init__(self, decoder: MediaDecoder, encoder: EncoderSpec) -> None:
         self._decoder = decoder
         self._encoder = encoder
+
+    async def features_of(self, value: Any, param: str) -> Features:
+        """The features of a sound that a program gives. Errors are those of `read_value`."""
+        return (await self.read_value(value, param)).clips[0].features
 
     @property
     def clip_seconds(self) -> float:

@@ -48,6 +48,11 @@ class AsyncTokenizer:
             thread.shutdown(wait=False, cancel_futures=True)
 
     @property
+    def is_there(self) -> bool:
+        """False when the server runs without a tokenizer, on token ids alone."""
+        return self._tokenizer is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer itself. Raises ParameterError when the server runs without one."""
         return needed(self._tokenizer)

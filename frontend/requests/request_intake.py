@@ -5,7 +5,7 @@ from typing import TypeVar, cast
 
 from msgspec.structs import replace
 
-from quire.core.config.resolved import EngineConfig, ModelSpec
+from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling import Pooling
@@ -13,10 +13,6 @@ from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
-from quire.frontend.media.decoder import MediaDecoder
-from quire.frontend.media.hearing import Hearing
-from quire.frontend.media.reader import MediaReader
-from quire.frontend.media.shared_items import cache_of
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.adapters import Adapters
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
@@ -24,19 +20,16 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.encoder_prompts import EncoderDecoderReader
-from quire.frontend.requests.media_prompts import MediaPrompts
 from quire.frontend.requests.pooling_input import PoolingInput
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
-from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
+from quire.frontend.requests.prompt_readers import PromptReaders
 from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_fields import check_params
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.running_requests import RunningRequests
 from quire.frontend.requests.sampling_input import SamplingInput
-from quire.frontend.requests.sound_prompts import SoundPromptReader
 from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -98,11 +91,10 @@ class RequestIntake:
         self.pooling = PoolingInput(config.pooling, model.name, is_encoder=config.spec.is_encoder)
         vocab_size = config.spec.vocab_size
         self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
-        self.hearing: Hearing | None = None
-        if config.spec.encoder is not None and config.spec.encoder.reads_features:
-            self.hearing = Hearing(MediaDecoder(config.spec.path), config.spec.encoder)
-        self.media = self._media_prompts(config, model, metrics, item_folder)
-        self.prompts = self._prompt_reader(config.spec, model)
+        self._readers = PromptReaders.of(
+            config, model, self.async_tokenizer, self.limit, lambda: client.ready[0].reads, metrics, item_folder
+        )
+        self.prompts, self.media, self.hearing = self._readers
         self.running = RunningRequests(
             client,
             RequestBuilder(self.sampling_input, self.limit, seed=config.seed),
@@ -118,55 +110,10 @@ class RequestIntake:
             metrics=metrics,
         )
 
-    def _media_prompts(
-        self, config: EngineConfig, model: ServedModel, metrics: Metrics | None, item_folder: str
-    ) -> MediaPrompts | None:
-        if not config.reads_media or self._tokenizer is None:
-            return None
-        decoder = MediaDecoder(config.spec.path, dtype=config.spec.dtype)
-        reader = MediaReader(
-            config.spec.path,
-            model.multimodal,
-            decoder,
-            lambda: self._client.ready[0].reads,
-            max_rows=lambda: self.limit.longest_prompt,
-            cache=cache_of(model.multimodal, item_folder),
-            on_item=(lambda _: None) if metrics is None else metrics.requests[0].on_item,
-        )
-        return MediaPrompts(reader, self.async_tokenizer)
-
-    def _prompt_reader(self, spec: ModelSpec, model: ServedModel) -> PromptReader:
-        if self.hearing is not None and model.decoder is not None:
-            return SoundPromptReader(
-                self.async_tokenizer,
-                self.limit,
-                vocab_size=spec.vocab_size,
-                rules=model.decoder,
-                hearing=self.hearing,
-            )
-        if spec.encoder is not None and model.decoder is not None:
-            return EncoderDecoderReader(
-                self.async_tokenizer,
-                self.limit,
-                vocab_size=spec.vocab_size,
-                encoder=spec.encoder,
-                rules=model.decoder,
-            )
-        return PromptReader(
-            self.async_tokenizer,
-            self.limit,
-            vocab_size=spec.vocab_size,
-            read_embeds=embeds_reader(spec.hidden_size) if model.takes_embeds else None,
-            media=self.media,
-        )
-
     def close(self) -> None:
         """Ends the threads and processes that read prompts."""
         self.async_tokenizer.close()
-        if self.hearing is not None:
-            self.hearing.close()
-        if self.media is not None:
-            self.media.reader.close()
+        self._readers.close()
 
     async def open_stream(self, submission: GivenSubmission) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.

@@ -97,6 +97,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         norms_embedding: a norm is after the sum of tokens and positions.
         attention_biases: layers of attention have biases.
         heeds_scale: `scale_embedding` of config.json has an effect.
+        encoder_size: the width of the encoder's output; None: the decoder's.
         weights_type: reads tensors that checkpoints store in another form.
     """
 
@@ -109,6 +110,7 @@ class BartForConditionalGeneration(EncoderDecoder):
     norms_embedding = True
     attention_biases = True
     heeds_scale = True
+    encoder_size: int | None = None
     weights_type: type[RearrangedWeights] = FlatBias
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
@@ -195,7 +197,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         inner, activation = size_of(spec, "decoder_ffn_dim"), activation_of(spec, "activation_function", "gelu")
         bias = self.attention_biases
         attention = Attention(context, place, shape, None, qkv_bias=bias, output_bias=bias)
-        cross = CrossAttention(context, cross_place(place, spec), shape, bias=bias)
+        cross = CrossAttention(context, cross_place(place, spec), shape, encoder_size=self.encoder_size, bias=bias)
         mlp = MLP(context, f"{place.name}.mlp", size, inner, activation)
         attention_norm = self._named_norm(context, f"{place.name}.attention_norm", size)
         cross_norm = self._named_norm(context, f"{place.name}.cross_norm", size)

@@ -57,3 +57,13 @@ def idle_modules(model: PreTrainedModel, called: Container[nn.Module]) -> Iterat
         idle = [child for child in parent.children() if not any(part in called for part in child.modules())]
         if any(isinstance(child, PreTrainedModel) for child in idle):
             yield from idle
+
+
+def leave_out(model: nn.Module, part: nn.Module) -> AbsentModule:
+    """Puts a module without weights in the place of a part of `model`, and returns it."""
+    absent = AbsentModule(part)
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is part:
+                parent._modules[name] = absent
+    return absent

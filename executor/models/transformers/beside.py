@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from quire.core.config.resolved import ModelSpec
 from quire.core.logging import get_logger
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.transformers.absent_modules import AbsentModule
+from quire.executor.models.transformers.absent_modules import leave_out
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.skeleton import build_skeleton, takes
 from quire.executor.models.transformers.towers import Towers, takes_any
@@ -34,13 +34,13 @@ def build_towers_beside(spec: ModelSpec, context: ModelContext) -> Towers | None
         towers.support = towers.support._replace(
             modalities=[each for each in towers.support.modalities if each != "audio"]
         )
-        towers.text = _leave_out(model, text)
+        towers.text = leave_out(model, text)
         head = model.get_output_embeddings()
         if head is not None and head in set(model.modules()):
-            _leave_out(model, head)
+            leave_out(model, head)
         for tower in list(entry.children()):
             if isinstance(tower, PreTrainedModel) and tower.input_modalities in ("audio", ["audio"], ("audio",)):
-                _leave_out(model, tower)
+                leave_out(model, tower)
         towers.modules = dict.fromkeys(model.modules())
         towers.replace_layers(replace(context, weights=weights))
         fill(model, weights, context.device)
@@ -62,12 +62,3 @@ def _find_parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
         return None
     text = next((module for module in chain[entry + 1 :] if takes(module, "inputs_embeds")), None)
     return None if text is None else (chain[entry], text)
-
-
-def _leave_out(model: nn.Module, part: nn.Module) -> AbsentModule:
-    absent = AbsentModule(part)
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is part:
-                parent._modules[name] = absent
-    return absent

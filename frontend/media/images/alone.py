@@ -14,8 +14,12 @@ from quire.frontend.media.messages import ReadyItem
 
 
 def stands_alone(config: PretrainedConfig) -> bool:
-    """True if the model's images are no part of a text: it makes vectors of either."""
-    return config.model_type in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    """True if the model's images are no part of a text: it makes vectors of either, or an encoder reads images."""
+    return config.model_type in MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES or _has_image_encoder(config)
+
+
+def _has_image_encoder(config: PretrainedConfig) -> bool:
+    return config.is_encoder_decoder and hasattr(getattr(config, "encoder", None), "image_size")
 
 
 class ImagesAlone:
@@ -30,10 +34,12 @@ class ImagesAlone:
         if made is None:
             raise ValueError("the checkpoint's files name no processor of images, or one that needs torchvision")
         self._processor = made
-        vision: Any = getattr(config, "vision_config", config)
-        self._shape = (vision.num_channels * vision.patch_size**2,)  # of a patch
-        if not hasattr(vision, "num_patches"):
-            self._shape = (vision.image_size, vision.image_size)
+        vision: Any = config.encoder if _has_image_encoder(config) else getattr(config, "vision_config", config)
+        if hasattr(vision, "num_patches"):
+            self._shape: tuple[int, ...] = (vision.num_channels * vision.patch_size**2,)  # of a patch
+        else:
+            size = vision.image_size
+            self._shape = tuple(size) if isinstance(size, list | tuple) else (size, size)
 
     def read(self, image: Image.Image, options: Mapping[str, Any]) -> ReadyItem:
         """Makes the arrays of one image of a client. Raises MediaError."""

@@ -30,13 +30,11 @@ from tests.executor.paged_driver import load_model
 MODEL_TYPES = sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, "phi4_multimodal"})
 """All such models. Those of speech alone are not among them."""
 
-_ENCODES = "an encoder reads the image, and the decoder attends to it; encoders here read tokens and sounds alone"
+_ENCODES = "an encoder reads the image, with text beside it or by code of its own, and the decoder attends to it"
 _ATTENDS = "layers attend to the images beside the tokens, and a mask says which tokens see which image"
 _WITHOUT_TOKEN = "a mask beside the tokens, and no token, says where the rows of an image are"
 OTHER_KINDS = {
-    **dict.fromkeys(
-        ("blip", "florence2", "pix2struct", "pp_formulanet", "t5gemma2", "udop", "vision-encoder-decoder"), _ENCODES
-    ),
+    **dict.fromkeys(("blip", "florence2", "pix2struct", "pp_formulanet", "t5gemma2", "udop"), _ENCODES),
     **dict.fromkeys(("idefics", "mllama"), _ATTENDS),
     **dict.fromkeys(("kosmos-2", "kosmos-2.5"), _WITHOUT_TOKEN),
     "diffusion_gemma": "writes blocks of tokens by diffusion, and not one token after the other",
