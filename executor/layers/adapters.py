@@ -173,8 +173,8 @@ class LayerAdapters:
             in_features = sum(shard.stop - shard.start for shard in in_shards)
             a, b = (num_adapters, len(bases) * rank, in_features), (num_adapters, rank, sum(sizes))
             ranks = place.zeros(num_adapters, dtype=place.index_dtype)
-            both = (place.zeros(*shape, dtype=self._dtype) for shape in (a, b))
-            weights = LowRankWeights(*both, tuple(sizes), ranks)
+            of_a, of_b = (place.zeros(*shape, dtype=self._dtype) for shape in (a, b))
+            weights = LowRankWeights(of_a, of_b, tuple(sizes), ranks)
         self._weights = weights
         self._inputs: LowRankWeights | None = None  # their factors are those of the layer's inputs
         if not place.has_memory and self._takes_factors:

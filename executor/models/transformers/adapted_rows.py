@@ -25,7 +25,7 @@ def check_rows(place: Adapters, modules: Iterable[nn.Module], num_tokens: int, r
         is_fit = bool(args) and isinstance(args[0], Tensor) and place.sees(module.num_rows(args[0]))
         (fits if is_fit else others).update(module.adapters)
 
-    hooks = [module.register_forward_pre_hook(note) for module in adapted]  # type: ignore[arg-type]
+    hooks = [module.register_forward_pre_hook(note) for module in adapted]
     place.enter_step(torch.full((num_tokens,), -1, dtype=place.index_dtype))
     try:
         run()

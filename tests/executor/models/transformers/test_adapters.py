@@ -8,7 +8,9 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel, BertConfig
 
+from quire import LLM, LoRARequest
 from quire.core.wire.adapters import LoadedAdapter
 from quire.core.wire.rank import Layout
 from quire.executor.models.transformers import TransformersModel
@@ -22,6 +24,8 @@ from tests.executor.step.conftest import launched  # noqa: F401
 from tests.executor.step.test_model_runner import generate, prompt_of, request, tokens_of
 from tests.executor.test_peft_adapters import Scorer, load, logprobs_of, start, trained
 from tests.executor.thread_group import on_every_rank
+
+peft = pytest.importorskip("peft")
 
 torch.set_num_threads(1)
 
@@ -172,3 +176,36 @@ def test_recorded_steps_read_the_current_adapters(
             assert bool(launched) == bool(most_rows)
     assert results[:3] == results[3:]
     assert results[0] == results[2] != results[1]
+
+
+def test_vectors_of_an_encoder_have_adapters(tmp_path: Path) -> None:
+    """Sequences with and without one run together through the class's code."""
+    torch.manual_seed(0)
+    folder, adapter, prompts = (
+        tmp_path / "model",
+        tmp_path / "adapter",
+        [prompt_of(index, 9 + 7 * index) for index in (1, 2, 3)],
+    )
+    config = BertConfig(
+        vocab_size=320, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )  # fmt: skip
+    base = AutoModel.from_config(config).eval()
+    base.save_pretrained(folder)
+    changed = peft.get_peft_model(
+        AutoModel.from_pretrained(folder), peft.LoraConfig(r=4, target_modules=r"encoder.*\.(query|value|dense)")
+    ).eval()
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn_like(parameter) / 8)
+    changed.save_pretrained(adapter)
+    choices = [None, LoRARequest("a", 1, str(adapter)), None]
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "enable_lora": True, "model_impl": "transformers"}
+    with LLM(str(folder), dtype="float32", runner="pooling", pooler_config={"pooling_type": "MEAN"}, **options) as llm:
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.embed(asked, use_tqdm=False, lora_request=choices)
+    for prompt, choice, output in zip(prompts, choices, outputs, strict=True):
+        with torch.inference_mode():
+            hidden = (changed if choice else base)(torch.tensor([prompt])).last_hidden_state[0]
+        wanted = torch.nn.functional.normalize(hidden.mean(0), dim=0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), wanted, atol=1e-4, rtol=0)
