@@ -80,3 +80,12 @@ class LinearOperations(ABC, Generic[PackedLinear]):
         `adapters` [num_tokens] int64 has each token's adapter, or -1 for none. The sum is rounded once, and
         the products with `a` may be rounded to the inputs' dtype.
         """
+
+    @abstractmethod
+    def gated_low_rank(
+        self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        """Runs `activate_and_mul` on the result of `add_low_rank`, for gates and ups `out`: [num_tokens, size].
+
+        `out` is undefined afterwards.
+        """

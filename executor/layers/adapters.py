@@ -18,6 +18,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.experts.shape import ExpertShape
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, StoredRows
+from quire.ops.activations import Activation
 from quire.ops.backend import Backend
 from quire.ops.linear import LowRankWeights
 
@@ -208,6 +209,13 @@ class LayerAdapters:
         if not self.is_used or not self._place.is_active:
             return out
         return self._place.ops.add_low_rank(x, out, self._weights, self._place.tokens(len(x)))
+
+    def add_gated(self, x: Tensor, out: Tensor, activation: Activation) -> Tensor:
+        """Returns `activate_and_mul` of the sums of `add`, which are gates and ups."""
+        ops = self._place.ops
+        if not self.is_used or not self._place.is_active:
+            return ops.activate_and_mul(out, activation)
+        return ops.gated_low_rank(x, out, self._weights, self._place.tokens(len(x)), activation)
 
     def add_rows(self, index: Tensor, out: Tensor, is_elsewhere: Tensor | None = None) -> Tensor:
         """Adds the rows at `index` [num_tokens] int64 of each token's adapter to `out`, perhaps in place.

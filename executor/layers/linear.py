@@ -43,20 +43,31 @@ class ColumnLinear:
         """Runs `Backend.activate` on the outputs, if an `activation` is given."""
         if len(self._products) == 1 and self._adapters is None:
             return self._ops.linear(x, self._products[0], activation)
-        if self._adapters is not None:
-            x = self._adapters.scale(x)
-        outputs = [self._ops.linear(x, packed) for packed in self._products]
-        out = outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
+        x, out = self._outputs(x)
         if self._adapters is not None:
             out = self._adapters.add(x, out)
         return out if activation is None else self._ops.activate(out, activation)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Runs `Backend.activate_and_mul` on the outputs, which are gates and then their ups."""
+        x, out = self._outputs(x)
+        if self._adapters is None:
+            return self._ops.activate_and_mul(out, activation)
+        return self._adapters.add_gated(x, out, activation)
+
+    def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the inputs, perhaps scaled by adapters, and their outputs without what adapters add."""
+        if self._adapters is not None:
+            x = self._adapters.scale(x)
+        outputs = [self._ops.linear(x, packed) for packed in self._products]
+        return x, outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
 
 
 class GatedLinear:
     """Computes `activation(gate(x)) * up(x)`: [num_tokens, in] → [num_tokens, a part's shard].
 
     Both are one product if their weights have one form. Adapters change the gates before the activation, so with
-    adapters the activation is an operation of its own.
+    adapters the activation follows their products.
     """
 
     def __init__(
@@ -84,7 +95,7 @@ class GatedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._both is not None:
-            return self._ops.activate_and_mul(self._both(x), self._activation)
+            return self._both.gated(x, self._activation)
         if len(self._products) == 1:
             return self._ops.gated_linear(x, self._products[0], self._activation)
         gates_and_ups = self._ops.join([self._ops.linear(x, packed) for packed in self._products])

@@ -127,8 +127,8 @@ ADD_LAYER_NORM = Call(
 )
 ADD_LOW_RANK = Call(
     "quire_add_low_rank",
-    "x a b rows ends ranks factors shifts out",
-    "num_tokens in_features out_features num_parts rank x_stride out_stride dtype num_threads",
+    "x a b rows ends ranks factors shifts out gated",
+    "num_tokens in_features out_features num_parts rank x_stride out_stride activation dtype num_threads",
     part="low_rank",
 )
 ADD = Call("quire_add", "x residual", "size dtype num_threads")

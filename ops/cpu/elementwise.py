@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.activations import PlainActivation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -98,18 +98,33 @@ class PlainKernels:
         return self._fallbacks.run(self._eager.activate, x, activation)
 
     def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+        if _takes_low_rank(x, out, weights, adapters) and not self._low_rank(x, out, weights, adapters, 0, 0):
+            return out
+        return self._fallbacks.run(self._eager.add_low_rank, x, out, weights, adapters)
+
+    def gated_low_rank(
+        self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor, activation: Activation
+    ) -> Tensor | None:
+        """As `Backend.gated_low_rank`; None for tensors that the kernel does not take."""
+        sizes = weights.sizes
+        if not _takes_low_rank(x, out, weights, adapters) or len(sizes) != 2 or sizes[0] != sizes[1]:
+            return None
+        gated = self._empty(len(out), sizes[0], dtype=out.dtype)
+        failed = self._low_rank(x, out, weights, adapters, gated.data_ptr(), ACTIVATIONS[activation])
+        return None if failed else gated
+
+    def _low_rank(
+        self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor, gated: int, activation: int
+    ) -> int:
         a, b, sizes, ranks, factors, shifts = weights
         ends = np.cumsum(sizes)
         self._keep(ends)
-        is_covered = x.stride(1) == out.stride(1) == 1 and {x.dtype, a.dtype, b.dtype} == {out.dtype} <= DTYPES.keys()
         others = [0 if each is None else each.data_ptr() for each in (ranks, factors, shifts)]
-        if is_covered and adapters.is_contiguous() and not self._add_low_rank(
+        return self._add_low_rank(
             x.data_ptr(), a.data_ptr(), b.data_ptr(), adapters.data_ptr(), ends.ctypes.data, *others, out.data_ptr(),
-            *x.shape,
-            out.shape[1], len(sizes), b.shape[1], x.stride(0), out.stride(0), DTYPES[x.dtype], torch.get_num_threads(),
-        ):  # fmt: skip
-            return out
-        return self._fallbacks.run(self._eager.add_low_rank, x, out, weights, adapters)
+            gated, *x.shape, out.shape[1], len(sizes), b.shape[1], x.stride(0), out.stride(0), activation,
+            DTYPES[x.dtype], torch.get_num_threads(),
+        )  # fmt: skip
 
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         (out, sums), head_dim = parts[0], parts[0][0].shape[2]
@@ -124,6 +139,11 @@ class PlainKernels:
             ):  # fmt: skip
                 return merged
         return self._fallbacks.run(self._eager.merge_attention, parts)
+
+
+def _takes_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> bool:
+    is_one_type = {x.dtype, weights.a.dtype, weights.b.dtype} == {out.dtype} <= DTYPES.keys()
+    return is_one_type and x.stride(1) == out.stride(1) == 1 and adapters.is_contiguous()
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -259,6 +259,14 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
         return self._plain.add_low_rank(x, out, weights, adapters)
 
+    def gated_low_rank(
+        self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        gated = self._plain.gated_low_rank(x, out, weights, adapters, activation)
+        return (
+            self.activate_and_mul(self.add_low_rank(x, out, weights, adapters), activation) if gated is None else gated
+        )
+
     def route(self, x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
         return self._mixture.route(x, router)
 

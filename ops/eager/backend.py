@@ -181,6 +181,11 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
         return add_low_rank(x, out, weights, adapters)
 
+    def gated_low_rank(
+        self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        return self.activate_and_mul(self.add_low_rank(x, out, weights, adapters), activation)
+
     def route(self, x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
         return route(x, router)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.ops.activations import Activation
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager.low_rank import add_low_rank
@@ -165,3 +166,23 @@ def test_threads_change_no_bit(native: NativeBackend, num_tokens: int, dtype: to
             inner = weights.a.view(NUM_ADAPTERS, 2, most, 500)[adapter, layer].double() @ x[token].double()
             expected[token, part] += inner @ weights.b[adapter, :, part].double()
     assert_near(alone, expected, dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("has_factors", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [5, 300])
+def test_gates_are_activated_as_after_the_sum(
+    ops: Backend, size: int, dtype: torch.dtype, has_factors: bool, activation: Activation
+) -> None:
+    """To the bit, so that tokens without adapters have what they have in a step where nobody has one."""
+    weights, adapters = weights_of(24, (size, size), dtype), torch.tensor([2, -1, 0, -1, 2, 2, 1])
+    if has_factors:
+        factors, shifts = torch.rand(NUM_ADAPTERS, 2 * size) + 0.5, torch.randn(NUM_ADAPTERS, 2 * size)
+        weights = weights._replace(factors=factors, shifts=shifts)
+    x, out = torch.randn(7, 24).to(dtype), torch.randn(7, 2 * size).to(dtype)
+    expected = ops.activate_and_mul(ops.add_low_rank(x, out.clone(), weights, adapters), activation)
+    alone = ops.activate_and_mul(out.clone(), activation)
+    got = ops.gated_low_rank(x, out.clone(), weights, adapters, activation)
+    assert torch.equal(got, expected)
+    assert torch.equal(got[adapters < 0], alone[adapters < 0])

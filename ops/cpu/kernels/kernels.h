@@ -382,7 +382,9 @@ struct AddLowRankCall {
     const int64_t* ranks;        // [num_adapters], of each adapter, at most `rank`; null: all have that
     const float *factors, *shifts;  // [num_adapters, out_features], dense; both are null or neither is
     void* out;                      // [num_tokens, out_features]
-    int64_t num_tokens, in_features, out_features, num_parts, rank, x_stride, out_stride, dtype, num_threads;
+    void* gated;  // [num_tokens, out_features / 2], dense: the activation of the sums, which are gates and ups, two
+                  // parts of one size; null: the sums are written to `out`
+    int64_t num_tokens, in_features, out_features, num_parts, rank, x_stride, out_stride, activation, dtype, num_threads;
 };
 
 struct HeadLinearCall {

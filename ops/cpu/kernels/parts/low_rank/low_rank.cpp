@@ -5,8 +5,11 @@
 // as well. Each product of a token has its own sum, in the same order in every block, so a token's result has the same
 // bits in any batch. Returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
 //
+// The outputs may be gates and ups, whose activation is then written instead, for tokens without adapters as well.
+//
 // Weights come from memory once a step. So what is read next is prefetched, and a call reads in the order of memory.
 
+#include "elements.h"
 #include "kernels.h"
 #include "threads.h"
 #include "vector.h"
@@ -71,10 +74,11 @@ void products(const T* const* x, const T* a, long size, float* inner, const Ahea
         for (int r = 0; r < NUM_ROWS; r++) inner[r * MOST_TOKENS + t] = sum(sums[t][r]);
 }
 
-// Adds the products of TOKENS tokens' `inner` [rank] with `b` [rank, row of `stride`] to outputs `from` to `end`.
+// Adds the products of TOKENS tokens' `inner` [rank] with `b` [rank, row of `stride`] to outputs `from` to `end`, and
+// writes the sums to `to`.
 template <int TOKENS, class T>
-void add_outputs(const float* inner, const T* b, long rank, long stride, T* const* out, long from, long end,
-                 const float* factors, const float* shifts, const Ahead&) {
+void add_outputs(const float* inner, const T* b, long rank, long stride, const T* const* out, long from, long end,
+                 const float* factors, const float* shifts, T* const* to, const Ahead&) {
     for (long at = from; at < end; at += LANES) {
         const long count = std::min<long>(LANES, end - at);
         Floats totals[TOKENS];
@@ -88,7 +92,7 @@ void add_outputs(const float* inner, const T* b, long rank, long stride, T* cons
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++) {
             if (factors != nullptr) totals[t] = multiply_add(totals[t], load(factors + at, count), load(shifts + at, count));
-            store(out[t] + at, totals[t], count);
+            store(to[t] + at - from, totals[t], count);
         }
     }
 }
@@ -172,8 +176,8 @@ inline void load_halves(const float* from, long count, __m512& low, __m512& high
 // Two rows of `b` are multiplied at once: their elements are interleaved to pairs, and so are the numbers of `inner`. Of
 // each 8 outputs, the first four are in one vector and the last four in another.
 template <int TOKENS>
-void add_outputs(const BFloat16* inner, const BFloat16* b, long rank, long stride, BFloat16* const* out, long from,
-                 long end, const float* factors, const float* shifts, const Ahead& ahead) {
+void add_outputs(const BFloat16* inner, const BFloat16* b, long rank, long stride, const BFloat16* const* out, long from,
+                 long end, const float* factors, const float* shifts, BFloat16* const* to, const Ahead& ahead) {
     const __m512i nothing = _mm512_setzero_si512(), together = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for_pairs(from, end, [&](long at, auto some) __attribute__((always_inline)) {
         __m512 low[TOKENS], high[TOKENS];
@@ -208,7 +212,7 @@ void add_outputs(const BFloat16* inner, const BFloat16* b, long rank, long strid
                 high[t] = _mm512_fmadd_ps(high[t], high_factors, high_shifts);
             }
             const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(high[t], low[t]);
-            some.store(out[t] + at, _mm512_permutexvar_epi64(together, halves));
+            some.store(to[t] + at - from, _mm512_permutexvar_epi64(together, halves));
         }
     });
 }
@@ -231,16 +235,16 @@ void all_products(const T* const* x, const T* a, long num_rows, long size, Inner
 }
 
 struct Block {
-    long adapter;
+    long adapter;  // -1: none
     int count;
     long tokens[MOST_TOKENS];
 };
 
-// Tokens with adapters, divided into blocks of the same adapter, in order.
-std::vector<Block> blocks_of(const int64_t* rows, long num_tokens) {
+// The tokens, or those with adapters alone, divided into blocks of the same adapter, in order.
+std::vector<Block> blocks_of(const int64_t* rows, long num_tokens, bool takes_all) {
     std::vector<long> order;
     for (long token = 0; token < num_tokens; token++)
-        if (rows[token] >= 0) order.push_back(token);
+        if (takes_all || rows[token] >= 0) order.push_back(token);
     std::stable_sort(order.begin(), order.end(), [&](long x, long y) { return rows[x] < rows[y]; });
     std::vector<Block> blocks;
     for (long token : order) {
@@ -277,12 +281,12 @@ void for_each_in_turn(long num_firsts, long num_seconds, long num_threads, First
 template <class T> class Task {
 public:
     explicit Task(const AddLowRankCall& call)
-        : call(call), blocks(blocks_of(call.rows, call.num_tokens)), stride(round_up(call.rank, ROWS)),
-          num_chunks((call.out_features + COLUMNS - 1) / COLUMNS) {}
+        : call(call), blocks(blocks_of(call.rows, call.num_tokens, call.gated)), stride(round_up(call.rank, ROWS)),
+          num_chunks(((call.gated ? call.out_features / 2 : call.out_features) + COLUMNS - 1) / COLUMNS) {}
 
     void run() const {
         const long num_parts = call.num_parts, num_blocks = blocks.size(), inner_size = num_parts * MOST_TOKENS * stride;
-        long work = 0;
+        long work = call.gated ? call.num_tokens * call.out_features : 0;
         for (const Block& block : blocks)
             work += block.count * rank_of(block) * (num_parts * call.in_features + call.out_features);
         const long num_threads = work > WORTH_A_THREAD ? call.num_threads : 1;
@@ -329,14 +333,18 @@ private:
             });
     }
 
-    long rank_of(const Block& block) const { return call.ranks == nullptr ? call.rank : call.ranks[block.adapter]; }
+    long rank_of(const Block& block) const {
+        if (block.adapter < 0) return 0;
+        return call.ranks == nullptr ? call.rank : call.ranks[block.adapter];
+    }
 
     const T* a_of(const Block& block, long part, long row) const {
-        return (const T*)call.a + ((block.adapter * call.num_parts + part) * call.rank + row) * call.in_features;
+        const long adapter = std::max(block.adapter, 0L);
+        return (const T*)call.a + ((adapter * call.num_parts + part) * call.rank + row) * call.in_features;
     }
 
     const T* b_of(const Block& block) const {
-        return (const T*)call.b + block.adapter * call.rank * call.out_features;
+        return (const T*)call.b + std::max(block.adapter, 0L) * call.rank * call.out_features;
     }
 
     Ahead outputs_ahead(const Block& block, long chunk) const {
@@ -359,19 +367,51 @@ private:
 
     // Adds the products of a block's `inner` to the outputs of a chunk.
     void add(const Block& block, long chunk, const Inner* inner, const Ahead& ahead) const {
-        const long outs = call.out_features, begin = chunk * COLUMNS, stop = std::min(outs, begin + COLUMNS);
-        const float* factors = call.factors == nullptr ? nullptr : call.factors + block.adapter * outs;
-        const float* shifts = call.shifts == nullptr ? nullptr : call.shifts + block.adapter * outs;
-        T* out[MOST_TOKENS];
-        for (int t = 0; t < block.count; t++) out[t] = (T*)call.out + block.tokens[t] * call.out_stride;
+        if (call.gated) return activate(block, chunk, inner, ahead);
+        const long begin = chunk * COLUMNS, stop = std::min<long>(call.out_features, begin + COLUMNS);
         for (long part = 0, from = 0; part < call.num_parts; from = call.ends[part++]) {
             const long first = std::max(from, begin), end = std::min<long>(call.ends[part], stop);
             if (first >= end) continue;
-            const Inner* own = inner + part * stride * MOST_TOKENS;
-            with_count(block.count, [&](auto count) {
-                add_outputs<count.value>(own, b_of(block), rank_of(block), outs, out, first, end, factors, shifts, ahead);
+            T* to[MOST_TOKENS];
+            for (int t = 0; t < block.count; t++) to[t] = out_of(block, t) + first;
+            add_some(block, part, first, end, inner, to, ahead);
+        }
+    }
+
+    // The same for a chunk of gates and its ups, of which the activation is written.
+    void activate(const Block& block, long chunk, const Inner* inner, const Ahead& ahead) const {
+        const long size = call.out_features / 2, begin = chunk * COLUMNS, count = std::min(COLUMNS, size - begin);
+        T sums[2][MOST_TOKENS][COLUMNS];
+        Ahead own = ahead;
+        for (long part = 0; part < 2; part++) {
+            T* to[MOST_TOKENS];
+            for (int t = 0; t < block.count; t++) to[t] = sums[part][t];
+            add_some(block, part, part * size + begin, part * size + begin + count, inner, to, own);
+            own.from += size * (long)sizeof(T);
+        }
+        for (int t = 0; t < block.count; t++) {
+            const T *gates = sums[0][t], *ups = sums[1][t];
+            T* to = (T*)call.gated + block.tokens[t] * size + begin;
+            for_vectors(count, [&](long i, auto some) __attribute__((always_inline)) {
+                store(to + i, gated(load(gates + i, some), load(ups + i, some), call.activation), some);
             });
         }
+    }
+
+    T* out_of(const Block& block, int t) const { return (T*)call.out + block.tokens[t] * call.out_stride; }
+
+    // Adds products to outputs `first` to `end`, which belong to one part, and writes the sums to `to`.
+    void add_some(const Block& block, long part, long first, long end, const Inner* inner, T* const* to,
+                  const Ahead& ahead) const {
+        const bool has_factors = call.factors != nullptr && block.adapter >= 0;
+        const float* factors = has_factors ? call.factors + block.adapter * call.out_features : nullptr;
+        const float* shifts = has_factors ? call.shifts + block.adapter * call.out_features : nullptr;
+        const T* out[MOST_TOKENS];
+        for (int t = 0; t < block.count; t++) out[t] = out_of(block, t);
+        with_count(block.count, [&](auto count) {
+            add_outputs<count.value>(inner + part * stride * MOST_TOKENS, b_of(block), rank_of(block), call.out_features,
+                                     out, first, end, factors, shifts, to, ahead);
+        });
     }
 
     const AddLowRankCall& call;
