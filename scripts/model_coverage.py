@@ -1,10 +1,11 @@
 """Compares every decoder and encoder of text that Transformers has, every model with both, and every model that reads
-images, with Quire, and writes docs/models.md.
+images or sounds, with Quire, and writes docs/models.md.
 
     .venv/bin/python -m scripts.model_coverage [--only NAME ...] [--again] [--jobs 1] [--write]
 
 A tiny random checkpoint of each model type runs in a process of its own; `encoder/bert` names that of an encoder,
-`encoder-decoder/bart` that of a model with both, and `image/llava` that of a model that reads images.
+`encoder-decoder/bart` that of a model with both, `image/llava` that of a model that reads images, and `audio/whisper`
+that of one that hears.
 Results are kept in docs/models.json, each with the commit that it was measured at, and only missing ones are computed.
 """
 
@@ -25,7 +26,13 @@ import transformers
 from quire.core.config.model import ModelImplementation
 from quire.core.errors import ConfigError
 from quire.executor.models.architectures import ARCHITECTURES
-from tests.executor.models import any_encoder, any_encoder_decoder, any_image_model
+from tests.executor.models import (
+    any_audio_model,
+    any_encoder,
+    any_encoder_decoder,
+    any_image_decoder,
+    any_image_model,
+)
 from tests.executor.models.coverage import TOLERANCE, measure
 from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
 
@@ -34,14 +41,16 @@ RESULTS = ROOT / "docs" / "models.json"
 SECONDS = 300
 """A model type has as many."""
 _REASON = 120  # letters
-_ENCODER, _BOTH, _IMAGE = "encoder/", "encoder-decoder/", "image/"
-"""Before the model types of encoders, of models with an encoder and a decoder, and of models that read images, in the
-names of results."""
+_ENCODER, _BOTH, _IMAGE, _AUDIO = "encoder/", "encoder-decoder/", "image/", "audio/"
+"""What the names of results begin with, before the model types: of encoders, of models with an encoder and a decoder,
+and of models that read images or sounds."""
 
 DECODERS = MODEL_TYPES
 ENCODERS = [f"{_ENCODER}{name}" for name in any_encoder.MODEL_TYPES]
 ENCODER_DECODERS = [f"{_BOTH}{name}" for name in any_encoder_decoder.MODEL_TYPES]
 IMAGE_MODELS = [f"{_IMAGE}{name}" for name in any_image_model.MODEL_TYPES if name not in any_image_model.OTHER_KINDS]
+
+AUDIO_MODELS = [f"{_AUDIO}{name}" for name in any_audio_model.MODEL_TYPES if name not in any_audio_model.OTHER_KINDS]
 
 Result = dict[str, Any]
 
@@ -54,7 +63,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/models.md")
     args = parser.parse_args()
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    chosen = args.only or [*DECODERS, *ENCODERS, *ENCODER_DECODERS, *IMAGE_MODELS]
+    chosen = args.only or [*DECODERS, *ENCODERS, *ENCODER_DECODERS, *IMAGE_MODELS, *AUDIO_MODELS]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     missing = [name for name in chosen if args.again or name not in results]
     for first in range(0, len(missing), args.jobs):
@@ -102,6 +111,8 @@ def compare(name: str) -> Result:
         return _compare_encoder_decoder(name.removeprefix(_BOTH))
     if name.startswith(_IMAGE):
         return _compare_image_model(name.removeprefix(_IMAGE))
+    if name.startswith(_AUDIO):
+        return _compare_audio_model(name.removeprefix(_AUDIO))
     return _compare_decoder(name)
 
 
@@ -149,7 +160,20 @@ def _compare_encoder_decoder(model_type: str) -> Result:
         return {"architecture": any_encoder_decoder.architecture_of(model_type), "quire": found}
 
 
+def _compare_image_decoder(model_type: str) -> Result:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            reference = any_image_decoder.write_checkpoint(folder, model_type)
+        except Exception as error:  # whatever the library raises
+            return {"error": f"Transformers: {_text(error)}"}
+        found = _measured(folder, lambda: any_image_decoder.measure(folder, reference))
+        return {"architecture": any_image_decoder.architecture_of(model_type), "quire": found}
+
+
 def _compare_image_model(model_type: str) -> Result:
+    if model_type in any_image_decoder.MODEL_TYPES:
+        return _compare_image_decoder(model_type)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
@@ -163,6 +187,23 @@ def _compare_image_model(model_type: str) -> Result:
         for each in _implementations(architecture):
             result[each] = _measured(folder, lambda: any_image_model.measure(folder, prompt, expected, each))  # noqa: B023
         return result
+
+
+def _compare_audio_model(model_type: str) -> Result:
+    architecture = any_audio_model.architecture_of(model_type)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if model_type == "whisper":
+            return {
+                "architecture": architecture,
+                "quire": _measured(folder, lambda: any_audio_model.measure_whisper(folder)),
+            }
+        try:
+            prompt = any_audio_model.Prompt(any_audio_model.write_checkpoint(folder, model_type))
+        except Exception as error:  # whatever the library raises
+            return {"error": f"Transformers: {_text(error)}"}
+        found = _measured(folder, lambda: any_audio_model.measure(folder, prompt))
+        return {"architecture": architecture, "transformers": found}
 
 
 def _implementations(architecture: str) -> tuple[ModelImplementation, ...]:
@@ -198,6 +239,7 @@ def page(results: dict[str, Result]) -> str:
     }
     both = {name.removeprefix(_BOTH): results[name] for name in ENCODER_DECODERS if name in results}
     images = {name.removeprefix(_IMAGE): results[name] for name in IMAGE_MODELS if name in results}
+    sounds = {name.removeprefix(_AUDIO): results[name] for name in AUDIO_MODELS if name in results}
     return "\n".join(
         [
             "# Models",
@@ -207,7 +249,8 @@ def page(results: dict[str, Result]) -> str:
             "library's at every position, and the same greedy tokens. Of the [encoders](#encoders) it serves "
             f"{_count(encoders)} with hidden states, labels and scores of the vocabulary within the same bound, and of "
             f"the [models with an encoder and a decoder](#encoder-decoders) {_count(both)}, and of the [models that "
-            f"read images](#images) {_count(images, len(any_image_model.OTHER_KINDS))}, with log-probabilities and "
+            f"read images](#images) {_count(images, len(any_image_model.OTHER_KINDS))}, and of the [models that "
+            f"hear](#sounds) {_count(sounds, len(any_audio_model.OTHER_KINDS))}, with log-probabilities and "
             "tokens as those of decoders.",
             "",
             "A figure is the largest difference over a prompt in chunks of odd sizes, together with another request, "
@@ -237,7 +280,14 @@ def page(results: dict[str, Result]) -> str:
             "takes several. [images.md](images.md) says how to ask.",
             "",
             *_section(images, any_image_model.OTHER_KINDS),
-            *_missing([name for name in (*ENCODERS, *IMAGE_MODELS) if name not in results]),
+            "## Sounds",
+            "",
+            "A figure is the largest difference over a prompt with two sounds among text, in chunks, one of which ends "
+            "inside a sound; of Whisper, that over greedy outputs. Towers are given arrays. Models that read images as "
+            "well, such as Phi-4 multimodal and Gemma 3n, are above. [audio.md](audio.md) says how to ask.",
+            "",
+            *_section(sounds, any_audio_model.OTHER_KINDS),
+            *_missing([name for name in (*ENCODERS, *IMAGE_MODELS, *AUDIO_MODELS) if name not in results]),
         ]
     )
 

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.checkpoints import make_tokenizer
 
 RATE = 16_000
-_TEXT = {
+TEXT = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
     "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0,
@@ -192,7 +192,7 @@ def write_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
 
 def _config_fields(facts: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     own = {name: dict(value) if isinstance(value, dict) else value for name, value in facts["config"].items()}
-    text = {**_TEXT, "vocab_size": len(tokenizer)}
+    text = {**TEXT, "vocab_size": len(tokenizer)}
     if "text_config" in own:
         own["text_config"] = {**text, **own["text_config"]}
     else:

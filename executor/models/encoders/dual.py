@@ -114,8 +114,11 @@ class CLIPModel:
         """Asserts: nothing samples."""
         raise AssertionError("an encoder samples no tokens")
 
-    def encode_media(self, item: MediaItem) -> MediaRows:
-        """Computes the vector of an image, [1, size]."""
+    def encode_media(self, items: Sequence[MediaItem]) -> list[MediaRows]:
+        """Computes the vectors of images, each [1, size]."""
+        return [MediaRows(self._vector(item)) for item in items]
+
+    def _vector(self, item: MediaItem) -> Tensor:
         x = self._patches(item.arrays | item.facts)
         lengths = np.array([len(x)], np.int64)
         device = self._context.device
@@ -123,7 +126,7 @@ class CLIPModel:
         step = StepContext(positions, [], [], sequences=self._ops.sequence_batch(lengths, device))
         for layer in self._layers:
             x = layer(x, step)
-        return MediaRows(self._finish(x))
+        return self._finish(x)
 
     def media_positions(self, token_ids: Sequence[int], items: Sequence[MediaItem]) -> Tensor | None:
         """Returns None: an image's vector has no place in a text."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import flash_attention_mask
 
 from quire.core.errors import ModelLoadError
@@ -114,9 +114,12 @@ class TowerLayers:
 
         Where a class tells ours alone where sequences end, rows of the two are compared.
         """
+        texts = {id(self._model.config), id(self._model.config.get_text_config())}
         for module in modules:
             if isinstance(module, PreTrainedModel):
                 set_attention(module, self.attention.whole if module._supports_sdpa else "eager")
+            elif isinstance(config := getattr(module, "config", None), PretrainedConfig) and id(config) not in texts:
+                config._attn_implementation_internal = "sdpa"  # of a projector that attends
         code = self._code
         if code is None or not code.findings.cutting or self._device.type == "meta":
             return
