@@ -50,7 +50,7 @@ def new_rows(tensors: ModuleTensors, base: BaseLayer) -> NewRows | None:
     if own.shape != rows.shape:
         raise ModelLoadError(
             f"{key} is {list(rows.shape)}, and the served model's weight is {list(own.shape)}. Rows of another number "
-            "of tokens cannot be served beside others; merge the adapter into its base model."
+            "of tokens or labels cannot be served beside others; merge the adapter into its base model."
         )
     [numbers] = (rows.to(own.dtype) != own).any(1).nonzero(as_tuple=True)
     return NewRows(numbers, rows[numbers], key)
