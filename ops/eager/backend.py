@@ -196,11 +196,14 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         return tensors(packed, index)
 
     def experts(self, packed: GroupedExperts, call: ExpertCall) -> Tensor:
-        activate = partial(self.activate_and_mul, activation=call.activation)
-        if not packed.is_gated:
-            assert call.activation in _ACTIVATIONS, "an activation that has gates, for experts without them"
-            activate = partial(self.activate, activation=call.activation)
-        return run(packed, call, activate)
+        return run(packed, call, self.activation_of_experts(packed, call.activation))
+
+    def activation_of_experts(self, packed: GroupedExperts, activation: Activation) -> Callable[[Tensor], Tensor]:
+        """Returns what follows the first layer of experts."""
+        if packed.is_gated:
+            return partial(self.activate_and_mul, activation=activation)
+        assert activation in _ACTIVATIONS, "an activation that has gates, for experts without them"
+        return partial(self.activate, activation=activation)
 
     def kv_cache_shape(
         self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

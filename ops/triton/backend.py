@@ -1,7 +1,6 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from quire.ops.linear import LowRankWeights
 from quire.ops.recording import Recording
 from quire.ops.routing import ExpertRouter
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
+from quire.ops.triton.adapted_experts import takes_adapters
 from quire.ops.triton.attention import Attention, covers, covers_rotation
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.kv_rows import KINDS
@@ -231,6 +231,6 @@ class TritonBackend(EagerBackend[PlainWeight]):
         return routing.route(x, router) if routing.covers(x, router) else super().route(x, router)
 
     def experts(self, packed: GroupedExperts, call: ExpertCall) -> Tensor:
-        if call.low_rank is not None or not experts.covers(call.x, packed):
+        if not experts.covers(call.x, packed) or (call.low_rank is not None and not takes_adapters(packed)):
             return super().experts(packed, call)
-        return experts.run(packed, call, partial(self.activate_and_mul, activation=call.activation))
+        return experts.run(packed, call, self.activation_of_experts(packed, call.activation), self.add_low_rank)

@@ -54,6 +54,6 @@ def chunks(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     state = make.normal(2, heads, size, size).float()
     results += [ops.recurrent.gated_delta_rule(DeltaRuleCall(q, k, v, dt, bias, a, beta), state, rows), state]
     state = make.normal(2, heads, size, size).float()
-    scaled = [each * size**-0.25 for each in (q, k)]
-    call = SsdCall(v, dt, bias, (0.01, 2.0), a, *scaled, bias)
+    scale = size**-0.25
+    call = SsdCall(v, dt, bias, (0.01, 2.0), a, q * scale, k * scale, bias)
     return [*results, ops.recurrent.ssd(call, state, rows), state]

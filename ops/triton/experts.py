@@ -15,8 +15,10 @@ from torch import Tensor
 from quire.ops.activations import Activation
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear
 from quire.ops.experts import ExpertCall
+from quire.ops.linear import LowRankWeights
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.triton.activations import activate, activate_and_mul
+from quire.ops.triton.adapted_experts import AdaptedChoices
 from quire.ops.triton.expert_blocks import Blocks, sort_by_expert
 from quire.ops.triton.expert_weights import load_weights, scale_weights
 from quire.ops.triton.launch import Kernel
@@ -235,8 +237,13 @@ def covers(x: Tensor, packed: GroupedExperts) -> bool:
     return x.dtype in _DTYPES and all(isinstance(each, QuantizedWeight) or each.dtype == x.dtype for each in layers)
 
 
-def run(packed: GroupedExperts, call: ExpertCall, activate_and_mul: Callable[[Tensor], Tensor]) -> Tensor:
-    """Runs `Backend.experts`; `activate_and_mul` is for gates and ups that two products make."""
+def run(
+    packed: GroupedExperts,
+    call: ExpertCall,
+    activate: Callable[[Tensor], Tensor],
+    add_low_rank: Callable[[Tensor, Tensor, LowRankWeights, Tensor], Tensor],
+) -> Tensor:
+    """Runs `Backend.experts`; `activate` is for gates and ups of two products, and for those that adapters change."""
     num_tokens, top_k = call.ids.shape
     out = torch.empty_like(call.x, memory_format=torch.contiguous_format)
     if call.ids.numel() == 0:
@@ -246,12 +253,18 @@ def run(packed: GroupedExperts, call: ExpertCall, activate_and_mul: Callable[[Te
     blocks = _choose_blocks(ids, packed.num_experts)
     factors = weights if call.weighs_inputs else None
     multiply = partial(_multiply, x, blocks, ids.numel(), top_k=top_k, factors=factors)
-    if packed.up is None:
+    added = None if call.low_rank is None else AdaptedChoices.of(call, packed.num_experts, add_low_rank)
+    if packed.up is None and added is None:
         inner = multiply(packed.gate_up, packed.is_gated, call.activation)
     else:
-        parts = [multiply(layer, False, None) for layer in (packed.gate_up, packed.up)]
-        inner = activate_and_mul(torch.cat(parts, dim=1))
+        layers = (packed.gate_up, packed.up)
+        inner = torch.cat([multiply(layer, False, None) for layer in layers if layer is not None], dim=1)
+        if added is not None and call.low_rank is not None:
+            inner = added.added(added.inputs, inner, call.low_rank.gate_up)
+        inner = activate(inner)
     outputs = _multiply(inner, blocks, ids.numel(), packed.down, False, None)
+    if added is not None and call.low_rank is not None:
+        outputs = added.added(inner, outputs, call.low_rank.down)
     grid = num_tokens, triton.cdiv(packed.hidden_size, _COLUMNS)
     sum_experts(
         grid, outputs, ids, weights, out, packed.hidden_size, outputs.stride(0), top_k,

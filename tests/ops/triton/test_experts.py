@@ -7,7 +7,8 @@ from torch import Tensor
 from quire.ops.activations import Activation
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
-from quire.ops.experts import ExpertCall, ExpertWeights
+from quire.ops.experts import ExpertCall, ExpertWeights, LowRankExperts
+from quire.ops.linear import LowRankWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
 from quire.ops.triton import expert_blocks, experts
 from quire.ops.triton.backend import TritonBackend
@@ -166,3 +167,39 @@ def test_no_token_has_no_result() -> None:
     ids, weights = choose(1, 2, 1)
     got = KERNELS.experts(packed, ExpertCall(none, ids[:0].to(DEVICE), weights[:0].to(DEVICE)))
     assert got.shape == (0, 16)
+
+
+def adapters_of(num_experts: int, num_tokens: int, hidden: int, size: int, dtype: torch.dtype) -> LowRankExperts:
+    """Two adapters of rank 4; some tokens have none."""
+
+    def low_rank(inputs: int, sizes: tuple[int, ...]) -> LowRankWeights:
+        a = torch.randn(2 * num_experts, len(sizes) * 4, inputs) / inputs**0.5
+        b = torch.randn(2 * num_experts, 4, sum(sizes)) / 2
+        return LowRankWeights(a.to(DEVICE, dtype), b.to(DEVICE, dtype), sizes)
+
+    numbers = (torch.arange(num_tokens) % 3 - 1).to(DEVICE)
+    return LowRankExperts(low_rank(hidden, (size, size)), low_rank(size, (hidden,)), numbers)
+
+
+@pytest.mark.parametrize("weighs_inputs", [False, True])
+@pytest.mark.parametrize(("hidden", "size"), [(64, 24), (40, 21)])
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_adapters_of_experts(
+    num_tokens: int, hidden: int, size: int, weighs_inputs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with padding, too, whose low-rank products plain torch computes."""
+    some, dtype = make_experts(6, hidden, size, torch.bfloat16), torch.bfloat16
+    packed = KERNELS.pack_experts(map(move, some), len(some))
+    ids, weights = (each.to(DEVICE) for each in choose(num_tokens, len(some), 2))
+    ids[0, 0] = -1
+    x, added = (
+        torch.randn(num_tokens, hidden).to(DEVICE, dtype),
+        adapters_of(len(some), num_tokens, hidden, size, dtype),
+    )
+    call = ExpertCall(x, ids, weights, "silu", weighs_inputs, added)
+    wide = LowRankExperts(*(each._replace(a=each.a.float(), b=each.b.float()) for each in added[:2]), added.adapters)
+    full = PLAIN.pack_experts([move(each, torch.float32) for each in some], len(some))
+    expected = PLAIN.experts(full, call._replace(x=x.float(), low_rank=wide))
+    monkeypatch.delattr(EagerBackend, "experts")
+    got = KERNELS.experts(packed, call)
+    torch.testing.assert_close(got.float(), expected, atol=2e-2 * expected.abs().max().item(), rtol=0)
