@@ -189,8 +189,8 @@ class RequestTable:
         """
         self.reach(num_columns)
         if self._on_host is not None:
-            columns = starts.numpy()[:, None] + np.arange(token_ids.shape[1])
-            self._on_host[(slots * self._num_columns)[:, None] + columns] = token_ids.numpy()
+            firsts = slots * self._num_columns + starts.numpy()
+            self._on_host[firsts[:, None] + np.arange(token_ids.shape[1])] = token_ids.numpy()
             return
         columns = starts.unsqueeze(1) + torch.arange(token_ids.shape[1], device=self.device)
         index = to_device(slots * self._num_columns, self.device).unsqueeze(1) + columns
