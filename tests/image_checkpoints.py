@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from tests.checkpoints import make_tokenizer
+from tests.image_families import MORE_FAMILIES
 
 _MEAN = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _TEXT = {
@@ -221,8 +222,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "processor": {"processor_class": "PixtralProcessor", "patch_size": 16},
         "placeholder": "[IMG]",
     },
+    **MORE_FAMILIES,
 }  # fmt: skip
 """By name: the tokens, what differs in config.json, the processor's files, and what stands for an image in a prompt."""
+
+_TOKENS_OF_CONFIG = {
+    *("video_token", "vision_start_token", "vision_end_token", "boi_token", "eoi_token"),
+    *("image_start_token", "image_end_token", "video_start_token", "video_end_token"),
+}
 
 PARTS_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
@@ -243,10 +250,10 @@ def write_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
     own["text_config"] = {**_TEXT, "vocab_size": len(tokenizer), **own["text_config"]}
     token = facts["tokens"][facts.get("image_token", "image_token")]
     own["image_token_id"] = tokenizer.convert_tokens_to_ids(token)
-    for name in ("video_token", "vision_start_token", "vision_end_token", "boi_token", "eoi_token"):
-        if name in facts["tokens"]:
-            key = f"{name}_index" if name in ("boi_token", "eoi_token") else f"{name}_id"
-            own[key] = tokenizer.convert_tokens_to_ids(facts["tokens"][name])
+    for name in _TOKENS_OF_CONFIG & facts["tokens"].keys():
+        key = f"{name}_index" if name in ("boi_token", "eoi_token") else f"{name}_id"
+        own[key] = tokenizer.convert_tokens_to_ids(facts["tokens"][name])
+    own |= {name: tokenizer.convert_tokens_to_ids(each) for name, each in facts.get("token_lists", {}).items()}
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[model_type](**own)
     model = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])(config)
@@ -255,7 +262,7 @@ def write_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
-            scale = 1.0 if "embed" in name else 1.4 * fan_in**-0.5
+            scale = 1.0 if "embed" in name else facts.get("gain", 1.4) * fan_in**-0.5
             parameter.copy_(noise * scale if parameter.dim() > 1 else parameter + noise * 0.1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -271,6 +278,7 @@ def _tokenizer(facts: dict[str, Any]) -> PreTrainedTokenizerFast:
     plain.add_special_tokens({"additional_special_tokens": [*facts["tokens"].values(), *facts.get("more_tokens", [])]})
     return PreTrainedTokenizerFast(
         tokenizer_object=plain.backend_tokenizer,
+        bos_token=facts.get("bos_token"),
         eos_token=plain.eos_token,
         pad_token=plain.pad_token,
         chat_template=PARTS_TEMPLATE.replace("PLACEHOLDER", facts["placeholder"]).replace(

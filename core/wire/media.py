@@ -13,6 +13,9 @@ GIVEN_ROWS = "given_rows"
 """The name of an array [num_rows, hidden] or [num_rows, (1 + num_layers) * hidden] that a tower has made elsewhere: the
 rows, and those that are added to the outputs of the first layers."""
 
+ROW_IDS = "row_ids"
+"""The name of an array [1, num_rows] int64 with the token of each row, of models with several such tokens."""
+
 Run = tuple[int, int]
 """The positions of the first of some neighbouring tokens, and of the one after the last."""
 

@@ -15,15 +15,17 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 
 from quire.core.logging import get_logger
-from quire.core.wire.media import Array, Modality
+from quire.core.wire.media import ROW_IDS, Array, Modality
 from quire.frontend.media.errors import MediaError, UnknownKeywordError
-from quire.frontend.media.messages import ItemFacts, ReadyItem
+from quire.frontend.media.messages import Additions, ItemFacts, ReadyItem
 
 logger = get_logger(__name__)
 
-_BEFORE, _AFTER = "quirebefore ", " quireafter"
-_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "video_metadata")
+_BEFORE, _BETWEEN, _AFTER = "quirebefore ", " quirebetween ", " quireafter"
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "video_metadata", "labels")
 _FACT_BYTES = 4096
+_BORDERS = "visual_indicator_token_ids"
+"""The field of a configuration with the tokens around rows that the tower makes as well."""
 _HEARD, _HEARD_LENGTHS = "feature_attention_mask", "audio_feature_lengths"
 _KEYWORDS: Mapping[Modality, str] = {"image": "images", "audio": "audio", "video": "videos"}
 """The names of items in a call of a processor."""
@@ -61,15 +63,17 @@ class Mark(Struct, frozen=True):
     Attributes:
         text: in a prompt, before it is expanded.
         token_id: of each of the tower's rows.
+        border_ids: of tokens around these, whose embeddings the model makes of its tower, too.
     """
 
     text: str
     token_id: int
+    border_ids: tuple[int, ...] = ()
 
     @property
     def facts(self) -> ItemFacts:
         """How such items stand in prompts."""
-        return ItemFacts(self.text, self.token_id)
+        return ItemFacts(self.text, self.token_id, border_ids=self.border_ids)
 
 
 class LibraryProcessor:
@@ -83,6 +87,7 @@ class LibraryProcessor:
     def __init__(self, processor: ProcessorMixin, config: PretrainedConfig) -> None:
         self.processor: Any = processor
         self.config = config
+        self._additions = Additions()
 
     def mark(self, modality: Modality) -> Mark:
         """What stands for an item of a kind. Raises ValueError if nothing does."""
@@ -90,7 +95,8 @@ class LibraryProcessor:
         token_id = _token_id(self.config, modality)
         if token_id is None or not isinstance(text, str):
             raise ValueError(f"it has no token that stands for an item of type {modality}")
-        return Mark(text, token_id)
+        borders = getattr(self.config, _BORDERS, None) if modality == "image" else None
+        return Mark(text, token_id, tuple(borders or ()))
 
     def keywords(self, modality: Modality) -> frozenset[str]:
         """The keywords that it knows for items of a kind, and that a client may set."""
@@ -140,22 +146,52 @@ class LibraryProcessor:
         chosen = self.choose(modality, options)
         return taken(lambda: self.process(modality, value, {**chosen, **(ours or {})}))
 
+    def learn_additions(self, image: Any) -> Additions:
+        """Finds what the processor writes into texts with images, by those of one and of two images. Later calls of
+        `process` leave it out.
+
+        Raises:
+            ValueError: it changes texts in another way.
+        """
+        mark = self.mark("image")
+        self.processor(text=[_BEFORE + mark.text + _AFTER], images=[image], return_tensors="np")
+        _, _, at_end = self._seen().rpartition(_AFTER)
+        if not at_end:
+            return self._additions
+        text = _BEFORE + mark.text + _BETWEEN + mark.text + _AFTER
+        self.processor(text=[text], images=[image, image], return_tensors="np")
+        first, _, second = self._seen().removeprefix(_BEFORE).removesuffix(_AFTER + at_end).partition(_BETWEEN)
+        if not second.startswith(first):
+            raise ValueError("it changes the text around images")
+        self._additions = Additions(second.removeprefix(first), at_end)
+        return self._additions
+
+    def _seen(self) -> str:
+        """The text that the processor tokenized last."""
+        text: str = self.processor.tokenizer.text
+        return text
+
     def process(self, modality: Modality, value: Any, options: Mapping[str, Any]) -> ReadyItem:
         """Makes arrays of one item."""
         mark = self.mark(modality)
         text = _BEFORE + mark.text + _AFTER
         items = {_KEYWORDS[modality]: [value]}
         made = self.processor(text=[text], return_tensors=_TENSORS[modality], **items, **options)
-        seen = self.processor.tokenizer.text
-        if not (seen.startswith(_BEFORE) and seen.endswith(_AFTER)):
+        added = self._additions if modality == "image" else Additions()
+        seen, end = self._seen(), added.after_last + _AFTER + added.at_end
+        if not (seen.startswith(_BEFORE) and seen.endswith(end)):
             raise ValueError("it changes the text around an item")
-        num_rows = int((np.asarray(made["input_ids"]) == mark.token_id).sum())
+        token_ids = np.asarray(made["input_ids"])
+        row_ids = token_ids[np.isin(token_ids, [mark.token_id, *mark.border_ids])]
+        num_rows = len(row_ids)
         if not num_rows:
             raise ValueError("it makes no tokens of an item")
         values = {name: np.asarray(value) for name, value in made.items() if name not in _OF_TEXT}
+        if mark.border_ids:
+            values[ROW_IDS] = row_ids[None].astype(np.int64)
         if _HEARD in values:  # what the places of tokens follow from is a small array
             values[_HEARD_LENGTHS] = values[_HEARD].sum(axis=-1, dtype=np.int64)
-        return ready_item(modality, seen[len(_BEFORE) : len(seen) - len(_AFTER)], num_rows, values)
+        return ready_item(modality, seen[len(_BEFORE) : len(seen) - len(end)], num_rows, values)
 
 
 def keywords_of(part: Any) -> frozenset[str]:

@@ -68,6 +68,16 @@ class DescribeVideo(Struct, array_like=True, tag="describe_video"):
     """Asks what the model's processor makes of videos. The answer is an `ItemFacts`."""
 
 
+class Additions(Struct, array_like=True, frozen=True):
+    """What a model's processor writes into a text with items, besides the items' placeholders."""
+
+    after_last: str = ""  # behind the last item
+    at_end: str = ""  # of the text
+
+    def __bool__(self) -> bool:
+        return bool(self.after_last or self.at_end)
+
+
 class ItemFacts(Struct, array_like=True, tag="item_facts"):
     """How items of one kind stand in prompts."""
 
@@ -76,6 +86,8 @@ class ItemFacts(Struct, array_like=True, tag="item_facts"):
     is_whole: bool = False  # an item is a prompt by itself, and no part of a text
     fault: str = ""  # why such items cannot be read; empty if they can
     is_large: bool = False
+    additions: Additions = Additions()
+    border_ids: tuple[int, ...] = ()  # stand around rows, and the tower makes their embeddings as well
 
 
 class ReadImage(Struct, array_like=True, tag="image"):

@@ -1,9 +1,10 @@
 """Puts items into prompts: expands their placeholders, and finds the tokens that a tower's rows replace."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from quire.core.errors import ParameterError
 from quire.core.wire.media import MediaItem, Modality, Run
+from quire.frontend.media.messages import Additions
 from quire.frontend.media.reader import ReadItem
 
 
@@ -29,20 +30,36 @@ def expand(text: str, items: Sequence[ReadItem], placeholders: Mapping[Modality,
     return text
 
 
+def with_additions(text: str, placeholder: str, additions: Additions) -> str:
+    """The text of a prompt with items before it is expanded, with what the model's processor writes into it."""
+    before, mark, after = text.rpartition(placeholder)
+    return before + mark + additions.after_last + after + additions.at_end
+
+
+def with_added_ids(
+    token_ids: Sequence[int], encode: Callable[[str], list[int]], placeholder: str, additions: Additions
+) -> list[int]:
+    """The same for a prompt of token ids; `encode` adds no special tokens of its own."""
+    mark, ids = encode(placeholder), list(token_ids)
+    starts = range(len(ids) - len(mark), -1, -1)
+    end = next((start + len(mark) for start in starts if ids[start : start + len(mark)] == mark), 0)
+    return [*ids[:end], *encode(additions.after_last), *ids[end:], *encode(additions.at_end)]
+
+
 def place(
-    token_ids: Sequence[int], items: Sequence[ReadItem], marks: Mapping[Modality, int], param: str
+    token_ids: Sequence[int], items: Sequence[ReadItem], marks: Mapping[Modality, Collection[int]], param: str
 ) -> list[MediaItem]:
     """Finds the tokens of each item in an expanded prompt.
 
     Args:
-        marks: the token that stands for a row, by modality.
+        marks: the tokens that stand for rows, by modality.
 
     Raises:
         ParameterError: the prompt has such tokens that no item put there.
     """
     placed: list[tuple[int, MediaItem]] = []
     for modality in dict.fromkeys(item.modality for item in items):
-        positions = [index for index, token_id in enumerate(token_ids) if token_id == marks[modality]]
+        positions = [index for index, token_id in enumerate(token_ids) if token_id in marks[modality]]
         own = [item for item in items if item.modality == modality]
         num_rows = sum(item.num_rows for item in own)
         if len(positions) != num_rows:

@@ -8,7 +8,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.media import MediaItem, Modality
 from quire.frontend.media.frames import is_video
 from quire.frontend.media.messages import ItemFacts
-from quire.frontend.media.placing import expand, expand_ids, place
+from quire.frontend.media.placing import expand, expand_ids, place, with_added_ids, with_additions
 from quire.frontend.media.reader import MediaReader, ReadItem
 from quire.frontend.media.samples import is_sound
 from quire.frontend.media.settings import PROCESSOR_KWARGS, Overrides
@@ -50,7 +50,11 @@ class MediaPrompts:
         facts = await self.reader.facts_of(parts)
         if any(each.is_whole for each in facts.values()):
             return _alone(items, text, param)
-        expanded = expand(text, items, _placeholders(facts), param)
+        whole = text
+        for each in _writing(facts):
+            whole = with_additions(whole, each.placeholder, each.additions)
+            add_special_tokens = False  # a processor that writes into texts writes these itself
+        expanded = expand(whole, items, _placeholders(facts), param)
         token_ids = await self._tokenizer.tokenize(expanded, add_special_tokens=add_special_tokens, must_fit=must_fit)
         return Prompt(text, token_ids, media=place(token_ids, items, _marks(facts), param))
 
@@ -61,6 +65,8 @@ class MediaPrompts:
         if any(each.is_whole for each in facts.values()):
             return _alone(items, token_ids, param)
         encode = functools.partial(self._tokenizer.tokenizer.encode, add_special_tokens=False)
+        for each in _writing(facts):
+            token_ids = with_added_ids(token_ids, encode, each.placeholder, each.additions)
         expanded = expand_ids(token_ids, items, encode, _placeholders(facts), param)
         return Prompt(None, expanded, media=place(expanded, items, _marks(facts), param))
 
@@ -82,12 +88,17 @@ def _alone(items: Sequence[ReadItem], beside: str | list[int], param: str) -> Pr
     return Prompt(None, [0], media=[MediaItem(item.modality, item.digest, [(0, 1)], item.facts, item.arrays)])
 
 
+def _writing(facts: Mapping[Modality, ItemFacts]) -> list[ItemFacts]:
+    """The kinds of items with which the model's processor writes more into a text than they are."""
+    return [each for each in facts.values() if each.additions]
+
+
 def _placeholders(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, str]:
     return {modality: each.placeholder for modality, each in facts.items()}
 
 
-def _marks(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, int]:
-    return {modality: each.token_id for modality, each in facts.items()}
+def _marks(facts: Mapping[Modality, ItemFacts]) -> dict[Modality, set[int]]:
+    return {modality: {each.token_id, *each.border_ids} for modality, each in facts.items()}
 
 
 def parts_of(prompt: Any) -> list[MediaPart]:

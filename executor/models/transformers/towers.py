@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.core.wire.media import Array, MediaItem, Modality
+from quire.core.wire.media import ROW_IDS, Array, MediaItem, Modality
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.media_arrays import tensor_of
 from quire.executor.layers.step_context import StepContext
@@ -133,8 +133,10 @@ class Towers:
 
     def _rows(self, item: MediaItem) -> MediaRows:
         device, number = self._device, item.num_rows
-        token_ids = torch.full((1, number), self._token_ids[item.modality], dtype=torch.int64, device=device)
         arguments = {name: _tensor(array, self._dtype, device) for name, array in _arrays([item]).items()}
+        token_ids = arguments.pop(ROW_IDS, None)
+        if token_ids is None:
+            token_ids = torch.full((1, number), self._token_ids[item.modality], dtype=torch.int64, device=device)
         own = {name: value for name, value in arguments.items() if takes(self._backbone, name)}
         if takes(self._backbone, "attention_mask"):  # by which some count an item's tokens
             own["attention_mask"] = torch.ones_like(token_ids)

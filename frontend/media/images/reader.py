@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from quire.frontend.media.errors import MediaError
 from quire.frontend.media.images.alone import ImagesAlone, stands_alone
 from quire.frontend.media.images.decoding import Image, read_image
@@ -67,6 +69,7 @@ class ImageReader:
         if getattr(self._library.processor, "image_processor", None) is None:
             raise ValueError("the checkpoint's files name no processor of images, or one that needs torchvision")
         mark = self._library.mark("image")
+        additions = self._library.learn_additions(trial)
         tried = self._library.process("image", trial, {})
         self._rows = RowsReader(self._library, mark, tried)
-        return mark.facts
+        return msgspec.structs.replace(mark.facts, additions=additions)

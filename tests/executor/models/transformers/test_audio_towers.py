@@ -108,7 +108,7 @@ def test_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None
     expanded = expand(text, items, {"audio": facts.placeholder}, "")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     token_ids = tokenizer.encode(expanded, add_special_tokens=False)
-    placed = place(token_ids, items, {"audio": facts.token_id}, "")
+    placed = place(token_ids, items, {"audio": {facts.token_id}}, "")
     with torch.inference_mode():
         expected = library_logits(family, folder, text, placed, token_ids).log_softmax(dim=-1)
 

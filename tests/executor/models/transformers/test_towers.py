@@ -1,5 +1,6 @@
 """Towers for images: log-probabilities within 1e-4 of the library's, with several images of odd sizes."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 from quire.executor.models.transformers import TransformersModel
 from quire.frontend.media.images.reader import ImageReader
 from quire.frontend.media.messages import DescribeImages, ItemFacts, Pixels, ReadImage, ReadyItem
-from quire.frontend.media.placing import expand, place
+from quire.frontend.media.placing import expand, expand_ids, place, with_added_ids, with_additions
 from quire.frontend.media.reader import ReadItem
 from tests.executor.media_steps import MediaPrompt
 from tests.executor.paged_driver import load_model, transformers_spec
@@ -46,10 +47,15 @@ def test_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None
     token_ids = inputs["input_ids"][0].tolist()
     items = [process(reader, image) for image in IMAGES]
     tokenizer = reader.processor.tokenizer
+    whole = with_additions(text, facts.placeholder, facts.additions)
     assert (
-        tokenizer.encode(expand(text, items, {"image": facts.placeholder}, ""), add_special_tokens=False) == token_ids
+        tokenizer.encode(expand(whole, items, {"image": facts.placeholder}, ""), add_special_tokens=False) == token_ids
     )
-    placed = place(token_ids, items, {"image": facts.token_id}, "")
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    ids = with_added_ids(encode(text), encode, facts.placeholder, facts.additions)
+    expanded = expand_ids(ids, items, encode, {"image": facts.placeholder}, "")
+    assert tokenizer.decode(expanded) == tokenizer.decode(token_ids)
+    placed = place(token_ids, items, {"image": {facts.token_id, *facts.border_ids}}, "")
     reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = reference(**inputs).logits[0].log_softmax(dim=-1)
