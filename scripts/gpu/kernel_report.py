@@ -168,7 +168,8 @@ def tests_of(file: str) -> list[Path]:
         return [own]
     sources = sorted((ROOT / "ops/triton").glob("*.py"))
     using = [path.stem for path in sources if f"from quire.ops.triton.{file} import" in path.read_text()]
-    return [path for path in (TESTS / f"test_{each}.py" for each in using) if (ROOT / path).exists()]
+    direct = [path for path in (TESTS / f"test_{each}.py" for each in using) if (ROOT / path).exists()]
+    return direct or list(dict.fromkeys(path for each in using for path in tests_of(each)))
 
 
 def _line(rows: Sequence[Row]) -> str:

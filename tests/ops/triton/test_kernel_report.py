@@ -68,3 +68,4 @@ def test_a_kernel_without_tests_of_its_file_is_proven_by_those_of_who_imports_it
 
     assert [path.name for path in report.tests_of("norms")] == ["test_norms.py"]
     assert [path.name for path in report.tests_of("codes")] == ["test_quantized.py"]
+    assert [path.name for path in report.tests_of("delta_chunks")] == ["test_recurrent.py"]
