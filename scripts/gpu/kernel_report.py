@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -167,7 +168,8 @@ def tests_of(file: str) -> list[Path]:
     if (ROOT / own).exists():
         return [own]
     sources = sorted((ROOT / "ops/triton").glob("*.py"))
-    using = [path.stem for path in sources if f"from quire.ops.triton.{file} import" in path.read_text()]
+    imports = re.compile(rf"from quire\.ops\.triton(\.{file} import|\ import .*\b{file}\b)")
+    using = [path.stem for path in sources if imports.search(path.read_text())]
     direct = [path for path in (TESTS / f"test_{each}.py" for each in using) if (ROOT / path).exists()]
     return direct or list(dict.fromkeys(path for each in using for path in tests_of(each)))
 
