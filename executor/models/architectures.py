@@ -128,6 +128,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "MvpForConditionalGeneration": ("encoder_decoders.bart", "MvpForConditionalGeneration"),
     "NVEmbedModel": ("dense.nv_embed", "NVEmbedModel"),
     "NemotronHForCausalLM": ("hybrid.nemotron_h", "NemotronHForCausalLM"),
+    "NemotronH_Omni_Reasoning_V3": ("hybrid.nemotron_h", "NemotronHForCausalLM"),
     "NewForMaskedLM": ("encoders.rotary", "GteModel"),
     "NewForSequenceClassification": ("encoders.rotary", "GteModel"),
     "NewForTokenClassification": ("encoders.rotary", "GteModel"),
