@@ -260,6 +260,7 @@ class _Pages(CacheLayerMixin):
     layer: LayerPlan
     slots: Tensor  # of all tokens, the new ones included
     past: int  # tokens before the new ones
+    has_new = False  # the new ones are stored
     index_pages: Tensor  # [num_pages, block_size, size], if the layer has index keys
     index_slots: Tensor
 
@@ -268,6 +269,11 @@ class _Pages(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [1, heads, num_tokens, size]; returns those of all tokens."""
+        self.keys, self.values = self._updated(key_states, value_states)
+        self.has_new = True
+        return self.keys, self.values
+
+    def _updated(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if self.layer.is_latent:
             rows = torch.cat((key_states[0, 0], value_states[0, 0]), dim=-1)
             parts = self.layer.key_dim, self.layer.value_dim
@@ -294,7 +300,7 @@ class _Pages(CacheLayerMixin):
         return self.past + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.past
+        return len(self.slots) if self.has_new else self.past
 
     def get_max_length(self) -> int:
         return -1

@@ -14,9 +14,11 @@ torch.set_num_threads(1)
 CUT = {
     "aria": False,
     "blip-2": False,  # its class computes nothing without an image
+    "glm5_next": False,  # row by row, and reads the keys that it has stored
     "gemma4": True,  # per-layer embeddings, and images that see themselves in windows alone
     "lfm2_vl": False,  # row by row
     "llama4": True,
+    "nemotron_h_omni": True,
     "paligemma": False,  # whole prompts see themselves
     "qwen3_5": True,  # places in time, height and width
     "qwen3_vl_moe": False,
