@@ -277,8 +277,8 @@ def page(results: dict[str, Result]) -> str:
             "",
             "A figure is the largest difference over a prompt with three images among text, in chunks of odd sizes, "
             "some of which end inside an image, and then token by token. The images differ in size where a class "
-            "takes several. [images.md](images.md) says how to ask. Chameleon's figure is rounding: the library's own in "
-            "float32 and float64 differ by 2e-4.",
+            "takes several. [images.md](images.md) says how to ask. Chameleon's figure is rounding: the library's own "
+            "in float32 and float64 differ by 2e-4.",
             "",
             *_section(images, any_image_model.OTHER_KINDS),
             "## Sounds",
