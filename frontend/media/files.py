@@ -49,7 +49,7 @@ class Files:
         question = OpenDocument(content.data, form.max_pages)
         facts = await self._decoder.ask(question, DocumentFacts, num_bytes=len(content.data), param=part.param)
         digest = await _digest(content.data)
-        pages = [Page(index, form.dpi, digest) for index in range(facts.num_pages)]
+        pages = [Page(number, form.dpi, digest) for number in range(facts.num_pages)]
         return [image._replace(source=content._replace(page=page)) for page in pages]
 
 

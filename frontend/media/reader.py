@@ -253,7 +253,7 @@ class MediaReader:
             return ReadAudio(content.data, content.rate, self._max_seconds, settings.processor)
         if content.page is not None:
             page = content.page
-            return ReadPage(content.data, page.index, page.dpi, self._max_pixels, settings.processor)
+            return ReadPage(content.data, page.number, page.dpi, self._max_pixels, settings.processor)
         background = settings.background
         return ReadImage(content.data, content.pixels, self._max_pixels, settings.processor, background)
 

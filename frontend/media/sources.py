@@ -32,12 +32,12 @@ class Page(NamedTuple):
     """A page of a document, to be read as an image.
 
     Attributes:
-        index: from 0.
+        number: from 0.
         dpi: pixels an inch.
         digest: of the document.
     """
 
-    index: int
+    number: int
     dpi: int
     digest: bytes
 

@@ -29,13 +29,13 @@ def with_kwargs(prompts: list[PromptLike], kwargs: Mapping[str, Any]) -> list[Pr
     """The prompts with keywords of the processor for their items; a prompt's own go first."""
     if not kwargs:
         return prompts
-    many: list[Any] = [
+    given: list[Any] = prompts
+    return [
         {**each, "mm_processor_kwargs": {**kwargs, **(each.get("mm_processor_kwargs") or {})}}
         if isinstance(each, dict) and isinstance(each.get("mm_processor_kwargs"), dict | None)
         else each
-        for each in prompts
+        for each in given
     ]
-    return many
 
 
 def conversations_of(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
