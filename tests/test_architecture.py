@@ -149,7 +149,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-IN_HELPERS = {"frontend/media/image_functions.py", "frontend/media/images/rows.py"}
+IN_HELPERS = {"frontend/media/image_functions.py", "frontend/media/images/rows.py", "frontend/media/narrowing.py"}
 """Files of processes that decode media, which have torch with the library of processors."""
 
 

@@ -30,12 +30,14 @@ def with_kwargs(prompts: list[PromptLike], kwargs: Mapping[str, Any]) -> list[Pr
     if not kwargs:
         return prompts
     given: list[Any] = prompts
-    return [
-        {**each, "mm_processor_kwargs": {**kwargs, **(each.get("mm_processor_kwargs") or {})}}
-        if isinstance(each, dict) and isinstance(each.get("mm_processor_kwargs"), dict | None)
-        else each
-        for each in given
-    ]
+    return [_with_kwargs(each, kwargs) for each in given]
+
+
+def _with_kwargs(prompt: Any, kwargs: Mapping[str, Any]) -> Any:
+    own: Any = prompt.get("mm_processor_kwargs") if isinstance(prompt, dict) else 0
+    if not isinstance(own, dict | None):
+        return prompt  # what reads it tells what is wrong
+    return {**prompt, "mm_processor_kwargs": {**kwargs, **(own or {})}}
 
 
 def conversations_of(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:

@@ -167,13 +167,13 @@ class TextCompletions:
 
     def _as_text(self, prompt: PromptLike) -> str:
         """The prompt's text as the model reads it; empty for embeddings."""
-        if isinstance(prompt, dict):
+        if not isinstance(prompt, str | list):
             return ""
         return prompt if isinstance(prompt, str) else text_of(prompt, self._engine.tokenizer)
 
     async def _with_suffix(self, prompt: PromptLike, request: CompletionRequest) -> PromptLike | Prompt:
         """The prompt itself, or one that asks for the text between it and `suffix`."""
-        if not request.suffix or isinstance(prompt, dict):
+        if not request.suffix or not isinstance(prompt, str | list):
             return prompt
         special = request.add_special_tokens is not False
         tokenizer = self._engine.async_tokenizer

@@ -106,7 +106,13 @@ class FeaturePromptReader(PromptReader):
         return self._checked(prompt)
 
     def truncate(
-        self, prompt: Prompt, truncation: Truncation, max_tokens: int | None, *, has_special_tokens: bool
+        self,
+        prompt: Prompt,
+        truncation: Truncation,
+        max_tokens: int | None,
+        *,
+        has_special_tokens: bool,
+        num_before: int = 0,
     ) -> Prompt:
         """Refuses to cut: the decoder's prompt says what to do."""
         what = "a sound" if self._source.modality == "audio" else "an image"

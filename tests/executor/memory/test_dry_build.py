@@ -75,6 +75,8 @@ def test_every_architecture_is_tried() -> None:
     tried |= {f"{stem}EncoderModel" for _, stem, _ in T5.values()} | {"JinaBertModel"}
     tried |= {"InternLM2ForCausalLM", "NVEmbedModel"}  # tests/executor/models/test_hub_decoders.py
     tried |= {"JinaForRanking"}  # tests/frontend/pooling/test_lists.py
+    tried |= {"CLIPModel", "SiglipModel", "Siglip2Model"}  # tests/test_two_encoders.py
+    tried |= {"VisionEncoderDecoderModel"}  # tests/test_image_decoders.py
     tried |= {"WhisperForConditionalGeneration"}  # tests/executor/models/test_whisper.py
     assert {ARCHITECTURES[architecture] for architecture in tried} == set(ARCHITECTURES.values())
 

@@ -83,7 +83,7 @@ def test_help_searches_names_and_descriptions(capsys: pytest.CaptureFixture[str]
 
 
 def test_help_knows_unsupported_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not supported: Adapters of" in show("--help=enable-tower-connector-lora", capsys=capsys)
+    assert "not supported: Adapters change" in show("--help=enable-tower-connector-lora", capsys=capsys)
     assert "Taken as 1, which asks for nothing." in show("--help=renderer-num-workers", capsys=capsys)
     assert "--jit-monitor-verbose changes nothing" in show("--help=jit-monitor-verbose", capsys=capsys)
     assert "--max-lora-rank" in show("--help=lora", capsys=capsys)

@@ -72,7 +72,7 @@ def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "piece"),
     [
-        ("--enable-tower-connector-lora", "media"),
+        ("--enable-tower-connector-lora", "towers"),
         ("--swap-space 16", "KV cache"),
         ("--no-disable-log-requests", "--enable-log-requests"),
         ("--ngram-prompt-lookup-max 4", "--speculative-config.prompt_lookup_max"),
