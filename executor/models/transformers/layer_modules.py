@@ -287,7 +287,8 @@ class LayerNorm(LayerModule):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        rows = x.reshape(-1, x.shape[-1])
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()  # those of a tower may be columns of an image
         return self._ops.layer_norm(rows, self.weight, self._bias, self._eps).view(x.shape)
 
 

@@ -22,7 +22,7 @@ from quire.executor.models.transformers.experts import GATE_UP
 from quire.executor.models.transformers.latents import Expansion, find_expansion
 from quire.executor.models.transformers.masks import Mask, Visible
 from quire.executor.models.transformers.row_by_row import RowPlan, dry_cache, find_backbone, read_plan, run_row
-from quire.executor.models.transformers.skeleton import first_tensor, takes
+from quire.executor.models.transformers.skeleton import first_tensor, hands_on, takes
 
 _NAME = "quire-probe"
 _POSITIONS = (3, 4)  # of the two tokens
@@ -60,6 +60,7 @@ class Findings:
         top_k: of modules with experts' weights, how many experts each token had.
         output: the backbone's result.
         recent: linear layers since the last attention, with their outputs.
+        queries: of the last token in each call of a decoder's attention.
         expansions: of attention that is being checked; its queries and shared keys count as inputs of linear layers.
         withholds: the layers of these expansions return zeros.
         is_encoder: attention is in both directions, or the run fails.
@@ -74,6 +75,7 @@ class Findings:
     output: Any = None
     mixes_tokens: bool = False
     recent: list[tuple[nn.Module, Tensor]] = field(default_factory=list)
+    queries: list[Tensor] = field(default_factory=list)
     expansions: dict[nn.Module, Expansion] = field(default_factory=dict)
     withholds: bool = False
     is_encoder: bool = False
@@ -154,15 +156,17 @@ def _expands_for_attention_alone(findings: Findings, calls: Sequence[AttentionCa
 
 @dataclass
 class Trace:
-    """One run: the last token's inputs of linear layers, by layer, and the backbone's output."""
+    """One run: the last token's inputs of linear layers, by layer, its queries, and the backbone's output."""
 
     inputs: dict[nn.Module, Tensor]
+    queries: list[Tensor]
     output: Any
 
     def differs_from(self, other: "Trace") -> bool:
-        """Returns True if the last token had another input of a layer, or another output."""
+        """Returns True if the last token had another input of a layer, other queries, or another output."""
         shared = self.inputs.keys() & other.inputs.keys()
         pairs = [(self.inputs[each], other.inputs[each]) for each in shared]
+        pairs += zip(self.queries, other.queries, strict=False)
         pairs.append((first_tensor(self.output)[0, -1], first_tensor(other.output)[0, -1]))
         return any(x.shape != y.shape or _differ(x, y) for x, y in pairs)
 
@@ -170,13 +174,14 @@ class Trace:
 def traced(findings: Findings, run: Callable[[], Any]) -> Trace:
     """Runs the model and restores `findings`."""
     num_calls, num_inputs = len(findings.calls), len(findings.inputs)
+    findings.queries.clear()
     output = run()
     inputs: dict[nn.Module, Tensor] = {}
     for module, x in findings.inputs[num_inputs:]:
         if x.dim() == 3 and len(x) == 1:
             inputs.setdefault(module, x[0, -1])
     del findings.calls[num_calls:], findings.inputs[num_inputs:]
-    return Trace(inputs, output)
+    return Trace(inputs, findings.queries[:], output)
 
 
 def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
@@ -256,7 +261,10 @@ def _differ(x: Tensor, y: Tensor) -> bool:
 def run_backbone(backbone: nn.Module, token_ids: Tensor | None, positions: Tensor | None, **arguments: Any) -> Any:
     """Runs a backbone without a cache; `token_ids` and `positions` (None: it counts) are [1, num_tokens]."""
     given = {"input_ids": token_ids, "position_ids": positions, "use_cache": False, "return_dict": True, **arguments}
-    return backbone(**{name: value for name, value in given.items() if takes(backbone, name) or name in arguments})
+    taken = {name for name in given if takes(backbone, name) or name in arguments}
+    if hands_on(backbone):  # to the language model inside, which may take positions where the class names none
+        taken.add("position_ids")
+    return backbone(**{name: value for name, value in given.items() if name in taken})
 
 
 def _without_cache(model: nn.Module) -> dict[str, Any]:
@@ -357,6 +365,8 @@ def _attend(
         _check_both_directions(module, visible, arguments)
     elif visible is not None and visible.is_bidirectional:
         raise ModelLoadError(f"{type(module).__name__} sees later tokens, which only a whole sequence has.")
+    if not findings.is_encoder:
+        findings.queries.append(query[0, :, -1])
     sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
     own = set(module.modules())
     outputs = [(linear, out) for linear, out in findings.recent if linear in own]

@@ -182,6 +182,11 @@ def takes(module: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(module.forward).parameters
 
 
+def hands_on(module: nn.Module) -> bool:
+    """Returns True if a module's `forward` takes keywords that it does not name."""
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(module.forward).parameters.values())
+
+
 def first_tensor(values: Any) -> Tensor:
     """Returns the main output of a module: a tensor, or the first of a tuple or `ModelOutput`."""
     return values if isinstance(values, Tensor) else values[0]

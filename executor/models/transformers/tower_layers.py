@@ -114,11 +114,15 @@ class TowerLayers:
 
         Where a class tells ours alone where sequences end, rows of the two are compared.
         """
-        texts = {id(self._model.config), id(self._model.config.get_text_config())}
+        kept = [self._model.config, self._model.config.get_text_config()]
+        modules = list(modules)
         for module in modules:
             if isinstance(module, PreTrainedModel):
                 set_attention(module, self.attention.whole if module._supports_sdpa else "eager")
-            elif isinstance(config := getattr(module, "config", None), PretrainedConfig) and id(config) not in texts:
+                kept += [part.config for part in module.modules() if hasattr(part, "config")]
+        known = {id(config) for config in kept}
+        for module in modules:
+            if isinstance(config := getattr(module, "config", None), PretrainedConfig) and id(config) not in known:
                 config._attn_implementation_internal = "sdpa"  # of a projector that attends
         code = self._code
         if code is None or not code.findings.cutting or self._device.type == "meta":

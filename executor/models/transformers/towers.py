@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 
 _PIXELS: Mapping[Modality, tuple[str, ...]] = {
     "image": ("pixel_values", "image_pixel_values", "pixel_values_images"),
-    "audio": ("input_features", "audio_input_features"),
+    "audio": ("input_features", "audio_input_features", "input_values"),
     "video": ("pixel_values_videos",),
 }
 """Arguments of classes that are a tower's main input."""
