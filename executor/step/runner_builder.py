@@ -10,6 +10,7 @@ from quire.core.trace import Spans
 from quire.core.wire.page_moves import Tier
 from quire.core.wire.row_outputs import OutputKind
 from quire.executor.layers.adapters import Adapters
+from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.models.base import AlignsTokens, LayerCache, Model
 from quire.executor.models.vector_heads import VectorHead
 from quire.executor.parallel.context.divided import DividedContext
@@ -174,6 +175,9 @@ def _decode_inputs(
     sampler: RecordedSampler | None,
     drafts_as: DraftsAs | None,
 ) -> DecodeInputs:
+    is_compressed = any(isinstance(layer, LatentKV) and layer.rate > 1 for layer in model.kv_layers)
+    if model.state_layers or memory.encoded is not None or is_compressed:  # whose tokens are no rows of their own
+        drafts_as = None
     return DecodeInputs(
         memory.table,
         recorded.choose_shape,
@@ -181,7 +185,7 @@ def _decode_inputs(
         encoded=memory.encoded,
         shifts=None if media is None else media.shifts,
         sampler=sampler,
-        drafts_as=None if model.state_layers or memory.encoded is not None else drafts_as,
+        drafts_as=drafts_as,
     )
 
 

@@ -5,7 +5,7 @@ A key is `(K + b_k a) latent` and a value `(V + b_v a) latent`, where all of a s
 query meets `(K + b_k a)^T q`, and an output is `(V + b_v a)` times the weighted sum of latents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Backend
+from quire.ops.eager.quantized import PART
 from quire.ops.linear import LowRankWeights
 
 
@@ -112,16 +113,27 @@ class ExpansionAdapters:
         if not self._is_active:
             return out
         b = self._heads(out.shape[1])[..., : self._key_size]
-        inner = torch.einsum("thd,nrhd->thnr", q, b) * self._is_own(q)
-        return out + (inner.flatten(2) @ self._a.flatten(0, 1)).view_as(out)
+        own, sums = self._is_own(q), torch.empty_like(out)
+        for part in self._parts(out):
+            inner = torch.einsum("thd,nrhd->thnr", q[part], b).masked_fill_(~own[part], 0)
+            sums[part] = out[part] + (inner.flatten(2) @ self._a.flatten(0, 1)).view_as(out[part])
+        return sums
 
     def add_to_outputs(self, x: Tensor, out: Tensor) -> Tensor:
         """Adds the adapters' part of `LatentExpansion.on_outputs` to `out`."""
         if not self._is_active:
             return out
         b = self._heads(out.shape[1])[..., self._key_size :]
-        inner = torch.einsum("thk,nrk->thnr", x, self._a) * self._is_own(x)
-        return out + torch.einsum("thnr,nrhv->thv", inner, b)
+        own, sums = self._is_own(x), torch.empty_like(out)
+        for part in self._parts(out):
+            inner = torch.einsum("thk,nrk->thnr", x[part], self._a).masked_fill_(~own[part], 0)
+            sums[part] = out[part] + torch.einsum("thnr,nrhv->thv", inner, b)
+        return sums
+
+    def _parts(self, out: Tensor) -> Iterator[slice]:
+        """Yields tokens whose products with all adapters have a bounded size."""
+        count = max(1, PART // (out.shape[1] * self._a.shape[0] * self._a.shape[1]))
+        return (slice(first, first + count) for first in range(0, len(out), count))
 
     @property
     def _is_active(self) -> bool:
@@ -132,6 +144,6 @@ class ExpansionAdapters:
         return self._b.unflatten(2, (num_heads, -1))
 
     def _is_own(self, x: Tensor) -> Tensor:
-        """Returns 1 for the adapter of each row of `x`, and 0 for others, [num_rows, 1, adapters, 1]."""
+        """Returns True for the adapter of each row of `x`, [num_rows, 1, adapters, 1]."""
         numbers = torch.arange(len(self._a), device=x.device)
-        return (self._place.tokens(len(x)).unsqueeze(1) == numbers).to(x.dtype)[:, None, :, None]
+        return (self._place.tokens(len(x)).unsqueeze(1) == numbers)[:, None, :, None]

@@ -6,6 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.transformers.absent_modules import leave_out
@@ -43,6 +44,8 @@ def build_towers_beside(spec: ModelSpec, context: ModelContext) -> Towers | None
                 leave_out(model, tower)
         towers.modules = dict.fromkeys(model.modules())
         towers.replace_layers(replace(context, weights=weights))
+        if towers.support.num_deep:
+            raise ModelLoadError("its tower makes features for layers of the decoder, whose file here takes none")
         fill(model, weights, context.device)
         towers.settle()
     except Exception as error:  # the code of a model may raise anything

@@ -208,7 +208,7 @@ class TransformersModel:
     @torch.inference_mode()
     def check_adapters(self, place: Adapters) -> None:
         """Runs a few tokens, and lets layers take no adapters that see other rows than these; see `check_rows`."""
-        lengths = {0: 5, 1: 3}
+        lengths = {0: min(24, self._context.max_model_len), 1: 3}  # no expert is chosen by so many tokens
         token_ids, step = SmallSequences(
             self, self._part, self._context, self._vocab_size, len(lengths), max(lengths.values())
         ).step(lengths)

@@ -134,7 +134,8 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int], *, encoder: 
         if not _expands_for_attention_alone(findings, ran.calls, lambda: run_backbone(backbone, token_ids, positions)):
             ran.calls = [dataclasses.replace(call, expansion=None) for call in ran.calls]
     ran.output, ran.inputs = both.output, ran.inputs[:]
-    ran.mixes_tokens = both.differs_from(alone) or counted.differs_from(own_count)
+    is_placed = not both.turns_from(alone)  # by the positions that it is given, and not by a count of its own
+    ran.mixes_tokens = both.differs_from(alone) or counted.differs_from(own_count) or not is_placed
     return ran
 
 
@@ -162,11 +163,14 @@ class Trace:
     queries: list[Tensor]
     output: Any
 
+    def turns_from(self, other: "Trace") -> bool:
+        """Returns True if the last token had other queries: they are rotated by its place."""
+        return any(_differ(x, y) for x, y in zip(self.queries, other.queries, strict=True))
+
     def differs_from(self, other: "Trace") -> bool:
-        """Returns True if the last token had another input of a layer, other queries, or another output."""
+        """Returns True if the last token had another input of a layer, or another output."""
         shared = self.inputs.keys() & other.inputs.keys()
         pairs = [(self.inputs[each], other.inputs[each]) for each in shared]
-        pairs += zip(self.queries, other.queries, strict=False)
         pairs.append((first_tensor(self.output)[0, -1], first_tensor(other.output)[0, -1]))
         return any(x.shape != y.shape or _differ(x, y) for x, y in pairs)
 

@@ -269,9 +269,10 @@ class _Pages(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [1, heads, num_tokens, size]; returns those of all tokens."""
-        self.keys, self.values = self._updated(key_states, value_states)
+        keys, values = self._updated(key_states, value_states)
+        self.keys = torch.empty(keys.shape, device="meta")  # whose shape some classes read; the pages have the numbers
         self.has_new = True
-        return self.keys, self.values
+        return keys, values
 
     def _updated(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         if self.layer.is_latent:

@@ -65,7 +65,7 @@ class GrammarMasks(FollowingMask):
         self._chosen: dict[int, list[int]] = {}  # by slot; the tokens that its matcher has not accepted yet
         self._drafts: dict[int, list[int]] = {}  # by slot; of the current step
         self._forced: dict[int, _Forced] = {}  # by slot; where it is known already
-        self._texts: dict[int, dict[bytes, int | None]] = {}  # by slot; the forced tokens of masks
+        self._texts: dict[int, dict[tuple[bytes, bytes], int | None]] = {}  # by slot; the forced tokens of masks
         self._masked: dict[int, np.ndarray] = {}  # by slot; of the current step, the masks from its next token on
         self._pieces: dict[int, Sequence[bytes]] = {}  # by slot; the text of each token
         self._library = GrammarLibrary()
@@ -275,7 +275,8 @@ class GrammarMasks(FollowingMask):
         """Returns what `_longest` finds for a mask. An output mostly comes to the same few masks again and again."""
         if np.count_nonzero(mask) > _MANY:
             return None
-        texts, key = self._texts.setdefault(slot, {}), mask.tobytes()
+        texts, places = self._texts.setdefault(slot, {}), np.flatnonzero(mask)
+        key = places.tobytes(), mask[places].tobytes()  # few words; a whole mask has thousands
         if key not in texts:
             if len(texts) >= _MOST_TEXTS:
                 texts.clear()
