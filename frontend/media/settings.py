@@ -73,18 +73,19 @@ class MediaSettings(Struct, frozen=True):
     @classmethod
     def of(cls, config: MultimodalConfig, overrides: Overrides) -> "MediaSettings":
         """Those of a server for a request. A request that sets one of a video's `num_frames` and `fps` drops the
-        server's other, as in vLLM."""
+        server's other, as in vLLM; and it has no more pages read of a document than the server reads."""
         server = config.media_io_kwargs or {}
         asked = overrides.io.get("video", {})
         video = {} if asked else server.get("video", {})
         image = {**server.get("image", {}), **overrides.io.get("image", {})}
-        document = {**server.get("document", {}), **overrides.io.get("document", {})}
+        form = DocumentForm(**server.get("document", {}))
+        document = msgspec.structs.replace(form, **overrides.io.get("document", {}))
         background = tuple(image.get("rgba_background_color", cls().background))
         return cls(
             processor={**(config.mm_processor_kwargs or {}), **overrides.processor},
             sampling=Sampling(**{**video, **asked}),
             background=(background[0], background[1], background[2]),
-            document=DocumentForm(**document),
+            document=msgspec.structs.replace(document, max_pages=min(document.max_pages, form.max_pages)),
         )
 
     @property
@@ -92,9 +93,9 @@ class MediaSettings(Struct, frozen=True):
         """Names settings by all that they say.
 
         Raises:
-            ParameterError: a keyword of the processor has a value that is no JSON.
+            ParameterError: a keyword of the processor has a value that is no plain one.
         """
         try:
-            return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).digest()
+            return hashlib.sha256(msgspec.msgpack.encode(self, order="deterministic")).digest()
         except (TypeError, ValueError) as error:
             raise ParameterError(f"{PROCESSOR_KWARGS} must be plain values: {error}.", param=PROCESSOR_KWARGS) from None

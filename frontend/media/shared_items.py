@@ -109,8 +109,8 @@ class SharedItems:
         try:
             unfinished.write_bytes(_encode(made))
             unfinished.replace(path)
-            with open(self._folder / _LOCK, "wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(BlockingIOError), open(self._folder / _LOCK, "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while another process is at it
                 self._shrink()
         except OSError as error:  # the memory is full, or somebody removed the folder
             with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ def keep_stage(
         inputs=[(module, x) for module, x in findings.inputs if module in kept],
         top_k={module: top_k for module, top_k in findings.top_k.items() if module in kept},
     )
-    _check_stage(model, own, plan, whole if leaving is None else Trace(whole.inputs, leaving), entering, part)
+    _check_stage(model, own, plan, whole if leaving is None else replace(whole, output=leaving), entering, part)
     return own, None if plan is None else _plan_of(plan, layers), part
 
 

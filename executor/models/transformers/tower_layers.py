@@ -114,7 +114,7 @@ class TowerLayers:
 
         Where a class tells ours alone where sequences end, rows of the two are compared.
         """
-        kept = [self._model.config, self._model.config.get_text_config()]
+        kept: list[Any] = [self._model.config, self._model.config.get_text_config()]
         modules = list(modules)
         for module in modules:
             if isinstance(module, PreTrainedModel):

@@ -54,8 +54,8 @@ def render_page(data: bytes, index: int, dpi: int, max_pixels: int) -> Image.Ima
         MediaError: it is damaged or too large.
     """
     with _opened(data) as document:
-        document.init_forms()
         try:
+            document.init_forms()
             page = document[index]
             width, height = page.get_size()  # in points, turned as the page says
             scale = dpi / _POINTS_AN_INCH

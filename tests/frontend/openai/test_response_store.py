@@ -275,7 +275,7 @@ def test_items_of_one_turn_become_one_message() -> None:
         ({"type": "reasoning", "summary": [], "encrypted_content": "gAAA%"}, "not from this server"),
         ({"type": "compaction", "encrypted_content": "gAAA%"}, "not from this server"),
         ({"type": "hologram"}, "'hologram', which is not supported"),
-        ({"role": "user", "content": [{"type": "input_file"}]}, "reads text only"),
+        ({"role": "assistant", "content": [{"type": "input_file"}]}, "reads text only"),
         ({"role": "user"}, "a string or a list of parts"),
     ],
 )
