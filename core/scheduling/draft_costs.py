@@ -10,6 +10,8 @@ _KEEP = 0.97
 """What a measured step with drafts still counts after the next one."""
 _CLIP = 3.0
 """A step that takes longer than so many times what is expected counts as this long: something else was the reason."""
+_FIRST, _FIRST_CLIP = 16, 1.3
+"""The same for the first steps with drafts, which meet each number of tokens for the first time and run unrecorded."""
 
 
 class Cost(NamedTuple):
@@ -55,6 +57,7 @@ class _Fit:
         self._expected = expected
         self._products = [[0.0] * 3 for _ in range(3)]
         self._sums = [0.0] * 3
+        self._num_steps = 0
         self._cost: Cost | None = None
 
     @property
@@ -72,7 +75,9 @@ class _Fit:
         """Takes in a step; the arguments are as in `Cost.of_step`."""
         values = (float(num_drafts > 0), num_drafts, asked)
         expected = self.cost.of_step(*values)
-        beyond = min(time, _CLIP * expected) - 1
+        clip = _FIRST_CLIP if self._num_steps < _FIRST else _CLIP
+        self._num_steps += num_drafts > 0
+        beyond = min(time, clip * expected) - 1
         for row, value in enumerate(values):
             for column, other in enumerate(values):
                 self._products[row][column] = _KEEP * self._products[row][column] + value * other

@@ -8,6 +8,7 @@ import pytest
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.config.speculative import Speculation
+from quire.core.scheduling.draft_costs import DraftCosts
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.protocol import StepPlan, StepResult
 from tests.core.scheduling.fake_worker import FULL, Clock, make_request
@@ -106,6 +107,19 @@ def test_it_is_never_slower_in_the_long_run() -> None:
     plain, _ = simulate(SLOW_DRAFTS, 32, None, num_tokens=600)
     drafted, _ = simulate(SLOW_DRAFTS, 32, Speculation(method="ngram", num_tokens=4), right=0.9, num_tokens=600)
     assert plain / drafted >= 0.98
+
+
+def test_first_steps_with_drafts_decide_little() -> None:
+    """They meet each number of tokens for the first time, and take six times as long as later ones."""
+    costs = DraftCosts()
+    for _ in range(3):
+        costs.add_plain(1, 0.001)
+    for num_drafts in (1, 1, 8, 3, 3, 8):
+        costs.add(1, num_drafts, 1, 0.006)
+        assert costs.of(1).of_step(1, 5, 1) < 3.3
+    for _ in range(200):
+        costs.add(1, 4, 1, 0.006)
+    assert costs.of(1).of_step(1, 4, 1) == pytest.approx(6, abs=0.1)
 
 
 def test_right_drafts_pay_where_a_step_costs_more_than_its_tokens() -> None:
